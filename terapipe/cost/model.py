@@ -1,0 +1,104 @@
+"""The interface of every cost model, and the one that wraps plain functions.
+
+A cost model answers for ONE stage: how many milliseconds a slice of `slice_tokens` takes when
+`context_tokens` of the same sequences came before it. It knows nothing of ranks, order or bubbles.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from terapipe.errors import CostError
+
+Numbers = int | float | np.integer[Any] | np.floating[Any] | npt.NDArray[Any]
+Times = Any  # an ndarray of float64, or one np.float64 where every argument is a number
+CostFunction = Callable[[Numbers, Numbers, Numbers], Numbers]
+
+
+def as_times(values: Numbers, *arguments: Numbers) -> Times:
+    """Broadcast what a cost function returned to its arguments; refuse NaN and negative times.
+
+    Infinity is a time: it forbids the slice.
+    """
+    shape = np.broadcast_shapes(*(np.shape(argument) for argument in arguments))
+    times = np.broadcast_to(np.asarray(values, dtype=np.float64), shape)
+    wrong = np.isnan(times) | (times < 0)
+    if wrong.any():
+        where = tuple(index[0] for index in np.nonzero(wrong)) if shape else ()
+        point = [np.broadcast_to(argument, shape)[where] for argument in arguments]
+        labels = ("slice_tokens", "context_tokens", "n_sequences")
+        at = ", ".join(f"{label}={value}" for label, value in zip(labels, point, strict=False))
+        raise CostError(f"a cost of {times[where]} ms at {at}: costs must be ≥ 0 (infinity forbids a slice).")
+    return times[()]
+
+
+class CostModel(ABC):
+    """Milliseconds of one slice on one stage; every method is vectorised over numpy arrays.
+
+    Each takes `slice_tokens`, `context_tokens` (tokens of earlier slices that the slice attends to)
+    and `n_sequences` in the microbatch, and is only called with slice + context within the sequence.
+    """
+
+    @abstractmethod
+    def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the forward."""
+
+    @abstractmethod
+    def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the full backward: input and weight gradients."""
+
+    def step_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Forward plus backward: the t of the paper's eq. (5)."""
+        return self.forward_ms(slice_tokens, context_tokens, n_sequences) + self.backward_ms(
+            slice_tokens, context_tokens, n_sequences
+        )
+
+    def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the weight-gradient half; HALF the backward where a model knows no better."""
+        return self.backward_ms(slice_tokens, context_tokens, n_sequences) / 2
+
+    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the input-gradient half: backward minus weight."""
+        return self.backward_ms(slice_tokens, context_tokens, n_sequences) - self.weight_ms(
+            slice_tokens, context_tokens, n_sequences
+        )
+
+
+class CallableCost(CostModel):
+    """Costs from functions `f(slice_tokens, context_tokens, n_sequences) → ms`.
+
+    The functions are called by position with numbers or arrays; results are broadcast.
+    `weight_ms` defaults to half the backward.
+
+    Examples
+    --------
+    >>> cost = CallableCost(forward_ms=lambda l, c, b: b * l * (1 + c / 4096), backward_ms=lambda l, c, b: 2 * b * l)
+    >>> float(cost.step_ms(512, 2048))
+    1792.0
+    """
+
+    def __init__(self, forward_ms: CostFunction, backward_ms: CostFunction, weight_ms: CostFunction | None = None) -> None:
+        for name, function in (("forward_ms", forward_ms), ("backward_ms", backward_ms)):
+            if not callable(function):
+                raise CostError(f"{name}={function!r}: needs a function of (slice_tokens, context_tokens, n_sequences).")
+        self._forward, self._backward, self._weight = forward_ms, backward_ms, weight_ms
+
+    def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the forward, from the function given."""
+        arguments = (slice_tokens, context_tokens, n_sequences)
+        return as_times(self._forward(*arguments), *arguments)
+
+    def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the full backward, from the function given."""
+        arguments = (slice_tokens, context_tokens, n_sequences)
+        return as_times(self._backward(*arguments), *arguments)
+
+    def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the weight-gradient half, from the function given or half the backward."""
+        if self._weight is None:
+            return super().weight_ms(slice_tokens, context_tokens, n_sequences)
+        arguments = (slice_tokens, context_tokens, n_sequences)
+        return as_times(self._weight(*arguments), *arguments)

@@ -1,0 +1,1 @@
+"""The torch.distributed back end: runs a schedule on real processes."""

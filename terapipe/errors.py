@@ -1,0 +1,61 @@
+"""Exceptions of the toolkit, and the wording they share. A leaf: it imports nothing of the package.
+
+Everything a caller can mend is a `ValueError` raised before any process starts; what happens to a
+running rank is a `RunError`. Every message quotes the value, says what is allowed and what to do.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TerapipeError(Exception):
+    """Base of every exception that terapipe raises on purpose."""
+
+
+class ConfigError(TerapipeError, ValueError):
+    """A model, split of layers or preset that cannot be built."""
+
+
+class CostError(TerapipeError, ValueError):
+    """A cost model that cannot answer: a bad table, a negative time, a point it never measured."""
+
+
+class SlicingError(TerapipeError, ValueError):
+    """A slicing that does not describe whole sequences of equal length."""
+
+
+class ScheduleError(TerapipeError, ValueError):
+    """A schedule that is incomplete, out of order or deadlocked, or a family that cannot be built."""
+
+
+class TimelineError(TerapipeError, ValueError):
+    """A table of timings that is not a timeline."""
+
+
+class SpecError(TerapipeError, ValueError):
+    """A run that cannot start as specified."""
+
+
+class RunError(TerapipeError, RuntimeError):
+    """A rank failed, or never answered, during a run.
+
+    Attributes
+    ----------
+    rank : int or None
+        The rank whose own fault it was, None where no single rank can be named.
+    directory : str
+        The run directory, which keeps the timings of all earlier steps and every rank's log.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, directory: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.directory = directory
+
+
+def unknown_name(what: str, given: object, allowed: Iterable[str]) -> str:
+    """Message for a name that is not one of `allowed`, with the nearest that is."""
+    names = [str(name) for name in allowed]
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {given!r}.{hint} Allowed: {', '.join(names)}."

@@ -1,0 +1,1 @@
+"""Published figures as JSON, read by importlib.resources."""

@@ -1,0 +1,133 @@
+"""A schedule: rank → ordered compute actions, for one slicing. It is data, and travels as text."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from terapipe.errors import ScheduleError
+from terapipe.schedule.action import COMPUTE, Action
+from terapipe.schedule.graph import Graph
+from terapipe.schedule.grid import format_grid
+from terapipe.schedule.validate import validate
+from terapipe.slicing import Slicing
+
+Order = str | Iterable[str | Action]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which compute actions each rank runs, in order. Sends and receives follow from it (`lower`).
+
+    Attributes
+    ----------
+    orders : tuple of tuple of Action
+        `orders[rank]`.
+    slicing : Slicing
+        The microbatches and slices that the actions name.
+    name : str
+        The family it was built by, or "custom".
+    """
+
+    orders: tuple[tuple[Action, ...], ...]
+    slicing: Slicing
+    name: str = "custom"
+
+    @classmethod
+    def from_orders(cls, orders: Mapping[int, Order], slicing: Slicing | str, name: str = "custom") -> "Schedule":
+        """A schedule typed by hand: {rank: ["0F0.0", …]} or {rank: "0F0.0 0F0.1 …"}.
+
+        Raises
+        ------
+        ScheduleError
+            Where ranks are not 0…n−1, or an entry is not a compute action.
+        """
+        slicing = Slicing.parse(slicing) if isinstance(slicing, str) else slicing
+        if not orders or sorted(orders) != list(range(len(orders))):
+            raise ScheduleError(f"orders for ranks {sorted(orders)}; they must be ranks 0…n−1, each once.")
+        return cls(tuple(_read_order(rank, orders[rank]) for rank in range(len(orders))), slicing, name)
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.orders)
+
+    @cached_property
+    def n_stages(self) -> int:
+        """Number of stages named."""
+        return 1 + max((action.stage for order in self.orders for action in order), default=-1)
+
+    @cached_property
+    def stage_to_rank(self) -> tuple[int, ...]:
+        """The rank on which each stage lives.
+
+        Raises
+        ------
+        ScheduleError
+            Where a stage appears on two ranks, or on none.
+        """
+        homes: dict[int, int] = {}
+        for rank, order in enumerate(self.orders):
+            for step, action in enumerate(order):
+                if homes.setdefault(action.stage, rank) != rank:
+                    raise ScheduleError(
+                        f"stage {action.stage} is on rank {homes[action.stage]} and, at step {step}, on rank {rank} ({action}); "
+                        "a stage lives on exactly one rank."
+                    )
+        absent = [stage for stage in range(self.n_stages) if stage not in homes]
+        if absent:
+            raise ScheduleError(f"no rank runs stage {absent[0]} of stages 0…{self.n_stages - 1}.")
+        return tuple(homes[stage] for stage in range(self.n_stages))
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """The most stages on any rank."""
+        return max((self.stage_to_rank.count(rank) for rank in range(self.n_ranks)), default=0)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The actions and their dependencies as arrays; raises where the schedule is invalid."""
+        return validate(self.orders, self.slicing, self.stage_to_rank)
+
+    def validate(self) -> "Schedule":
+        """Return the schedule itself if every action is there, in a possible order, without deadlock.
+
+        Raises
+        ------
+        ScheduleError
+            With the step × rank grid, the bad cell marked.
+        """
+        self.graph  # noqa: B018 - building it checks
+        return self
+
+    def __str__(self) -> str:
+        return format_grid(self.orders)
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write one row a rank, one cell an action."""
+        path = Path(path)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([[str(action) for action in order] for order in self.orders])
+        return path
+
+    @classmethod
+    def from_csv(cls, path: str | Path, slicing: Slicing | str, name: str = "custom") -> "Schedule":
+        """Read what `to_csv` wrote; blank cells are idle steps and left out."""
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            rows = [[cell for cell in row if cell.strip()] for row in csv.reader(file)]
+        if not rows:
+            raise ScheduleError(f"{path} is empty; it needs one row a rank.")
+        return cls.from_orders(dict(enumerate(rows)), slicing, name)
+
+
+def _read_order(rank: int, order: Order) -> tuple[Action, ...]:
+    entries = order.replace(",", " ").split() if isinstance(order, str) else order
+    actions = tuple(entry if isinstance(entry, Action) else Action.parse(entry) for entry in entries)
+    for step, action in enumerate(actions):
+        if action.kind not in COMPUTE:
+            raise ScheduleError(
+                f"rank {rank}, step {step}: {action} is a transfer. A schedule lists compute actions (F, B, I, W); "
+                "sends and receives are added by lower()."
+            )
+    return actions

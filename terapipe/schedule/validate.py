@@ -1,0 +1,170 @@
+"""Whether a schedule can run: every action there once, in a possible order, without deadlock.
+
+Every error quotes the action, says what is wrong, and shows the step × rank grid with the cell
+marked.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from terapipe.errors import ScheduleError
+from terapipe.schedule.action import Action
+from terapipe.schedule.graph import (
+    B_CODE,
+    F_CODE,
+    I_CODE,
+    KINDS,
+    W_CODE,
+    Graph,
+    Indices,
+    find_dependencies,
+    find_positions,
+    index_actions,
+)
+from terapipe.schedule.grid import Cell, format_around
+from terapipe.slicing import Slicing
+
+Orders = Sequence[Sequence[Action]]
+
+
+def validate(orders: tuple[tuple[Action, ...], ...], slicing: Slicing, stage_to_rank: tuple[int, ...]) -> Graph:
+    """Check the orders; return them as a `Graph`.
+
+    Raises
+    ------
+    ScheduleError
+        For an action that names no slice, is missing or repeated; one placed before another of its
+        own rank that it needs; and for ranks that wait for each other (the cycle is named).
+    """
+    _check_names(orders, slicing)
+    columns = index_actions(orders, slicing)
+    positions = find_positions(columns, len(stage_to_rank), len(slicing.units))
+    _check_complete(orders, slicing, stage_to_rank, columns, positions)
+    dependencies = find_dependencies(columns, positions, slicing)
+    _check_order(orders, columns, dependencies)
+    _check_progress(orders, columns, dependencies)
+    return Graph(orders, slicing, stage_to_rank, dependencies=dependencies, **columns)
+
+
+def _error(message: str, orders: Orders, marked: Sequence[Cell]) -> ScheduleError:
+    return ScheduleError(f"{message}\n{format_around(orders, marked)}")
+
+
+def _check_names(orders: Orders, slicing: Slicing) -> None:
+    n_slices = [microbatch.n_slices for microbatch in slicing.microbatches]
+    for rank, order in enumerate(orders):
+        for step, action in enumerate(order):
+            if action.microbatch >= len(n_slices):
+                allowed = f"the slicing {slicing} has microbatches 0…{len(n_slices) - 1}"
+            elif action.slice >= n_slices[action.microbatch]:
+                allowed = f"microbatch {action.microbatch} of {slicing} has slices 0…{n_slices[action.microbatch] - 1}"
+            else:
+                continue
+            raise _error(f"{action} (rank {rank}, step {step}) does not exist: {allowed}.", orders, [(rank, step)])
+
+
+def _check_complete(
+    orders: Orders, slicing: Slicing, stage_to_rank: tuple[int, ...], columns: dict[str, Indices], positions: Indices
+) -> None:
+    """Each stage has one F and one B (or I and W) for every unit; or no backward anywhere."""
+    kept = positions[columns["kind"], columns["stage"], columns["unit"]]
+    repeated = np.flatnonzero(kept != np.arange(len(kept)))
+    if len(repeated):
+        first, again = (_cell(columns, index) for index in (repeated[0], kept[repeated[0]]))
+        raise _error(f"{_at(orders, first)} appears twice, at steps {first[1]} and {again[1]}.", orders, [first, again])
+    present = positions >= 0
+    has_backward = present[[B_CODE, I_CODE, W_CODE]].any()
+    both = np.argwhere(present[B_CODE] & (present[I_CODE] | present[W_CODE]))
+    if len(both):
+        stage, unit = both[0]
+        cells = [
+            _cell(columns, positions[code, stage, unit]) for code in (B_CODE, I_CODE, W_CODE) if present[code, stage, unit]
+        ]
+        raise _error(
+            f"{_at(orders, cells[0])} and {_at(orders, cells[1])}: a slice has either B or I and W, not both.", orders, cells
+        )
+    whole = present[B_CODE]
+    lacking = {F_CODE: ~present[F_CODE]}
+    if has_backward:
+        lacking |= {I_CODE: ~whole & ~present[I_CODE] & present[W_CODE], W_CODE: ~whole & ~present[W_CODE] & present[I_CODE]}
+        lacking[B_CODE] = ~whole & ~present[I_CODE] & ~present[W_CODE]
+    for code, absent in lacking.items():
+        if absent.any():
+            stage, unit = np.argwhere(absent)[0]
+            microbatch, place = slicing.units[unit][:2]
+            action = Action(int(stage), KINDS[code], int(microbatch), int(place))
+            rank = stage_to_rank[stage]
+            raise _error(f"{action} is missing on rank {rank}.", orders, [(rank, len(orders[rank]))])
+
+
+def _check_order(orders: Orders, columns: dict[str, Indices], dependencies: Indices) -> None:
+    """No action stands before one of its own rank that it needs."""
+    for column in range(dependencies.shape[1]):
+        needed = dependencies[:, column]
+        same_rank = (needed >= 0) & (columns["rank"][needed] == columns["rank"])
+        wrong = np.flatnonzero(same_rank & (columns["step"][needed] > columns["step"]))
+        if len(wrong):
+            cell, later = _cell(columns, wrong[0]), _cell(columns, needed[wrong[0]])
+            raise _error(
+                f"wrong order on rank {cell[0]}: {_at(orders, cell)} at step {cell[1]} needs {_at(orders, later)}, "
+                f"which stands after it at step {later[1]}.",
+                orders,
+                [cell],
+            )
+
+
+def _check_progress(orders: Orders, columns: dict[str, Indices], dependencies: Indices) -> None:
+    """Run the orders without times; where all ranks wait, name the cycle."""
+    needs = [[d for d in row if d >= 0] for row in dependencies.tolist()]
+    starts = np.searchsorted(columns["rank"], np.arange(len(orders) + 1)).tolist()
+    heads, done = starts[:-1].copy(), bytearray(len(needs))
+    waiting_for: dict[int, list[int]] = {}
+    ranks = list(range(len(orders)))
+    while ranks:
+        rank = ranks.pop()
+        while heads[rank] < starts[rank + 1]:
+            index = heads[rank]
+            missing = next((d for d in needs[index] if not done[d]), None)
+            if missing is not None:
+                waiting_for.setdefault(missing, []).append(rank)
+                break
+            done[index] = 1
+            heads[rank] += 1
+            ranks += waiting_for.pop(index, [])
+    if all(head == end for head, end in zip(heads, starts[1:], strict=True)):
+        return
+    cycle = _find_cycle(heads, starts, needs, done, columns)
+    cells = [_cell(columns, head) for head, _ in cycle]
+    story = "; ".join(
+        f"rank {cell[0]} waits at {_at(orders, cell)} for {_at(orders, _cell(columns, needed))}"
+        for cell, (_, needed) in zip(cells, cycle, strict=True)
+    )
+    raise _error(
+        f"deadlock: {story}. Each of these stands behind the waiting action of its own rank, so none can ever start.",
+        orders,
+        cells,
+    )
+
+
+def _find_cycle(
+    heads: list[int], starts: list[int], needs: list[list[int]], done: bytearray, columns: dict[str, Indices]
+) -> list[tuple[int, int]]:
+    """A cycle of (waiting action, action it needs), each needed one standing behind the next waiting one."""
+    rank = next(rank for rank, head in enumerate(heads) if head < starts[rank + 1])
+    path: list[tuple[int, int]] = []
+    seen: dict[int, int] = {}
+    while rank not in seen:
+        seen[rank] = len(path)
+        needed = next(d for d in needs[heads[rank]] if not done[d])
+        path.append((heads[rank], needed))
+        rank = int(columns["rank"][needed])
+    return path[seen[rank] :]
+
+
+def _cell(columns: dict[str, Indices], index: int | np.int64) -> Cell:
+    return int(columns["rank"][index]), int(columns["step"][index])
+
+
+def _at(orders: Orders, cell: Cell) -> Action:
+    return orders[cell[0]][cell[1]]

@@ -1,0 +1,142 @@
+"""The discrete-event back end: schedule + cost + link → Timeline. No processes, no torch."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from terapipe.cost import CostModel, Link, as_times
+from terapipe.errors import CostError, ScheduleError
+from terapipe.schedule import Graph, Schedule, Transfers, earliest_starts
+from terapipe.schedule.graph import KINDS
+from terapipe.timeline import COLUMNS, Timeline
+
+Links = Link | Mapping[tuple[int, int], Link]
+
+
+def simulate(
+    schedule: Schedule,
+    cost: CostModel | Sequence[CostModel],
+    link: Links | None = None,
+    bytes_per_token: float = 0,
+    contention: float = 1.0,
+) -> Timeline:
+    """When every action of a schedule runs, if slices cost what `cost` says.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any valid schedule.
+    cost : CostModel or list of CostModel
+        Of one stage; a list names one for each stage.
+    link : Link or {(source rank, target rank): Link}, optional
+        Free messages by default.
+    bytes_per_token : float
+        Size of a message: this times the tokens of its slice, in all its sequences.
+    contention : float
+        ≥ 1: while two or more ranks compute, each progresses at 1/contention.
+
+    Raises
+    ------
+    ScheduleError
+        Where the schedule is invalid.
+    CostError
+        For a forbidden (infinite) slice, a missing link, a contention below 1.
+
+    Examples
+    --------
+    >>> import terapipe as tp
+    >>> cost = tp.CallableCost(lambda l, c, b: l, lambda l, c, b: 2 * l)
+    >>> schedule = tp.build_schedule("terapipe", 4, tp.uniform_slicing(8, 8))
+    >>> tp.simulate(schedule, cost).makespan_ms
+    33.0
+    """
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"{schedule!r} is not a schedule; build one with build_schedule or Schedule.from_orders.")
+    if not 1 <= contention < np.inf:
+        raise CostError(f"contention={contention!r}: needs a finite number ≥ 1.")
+    if not 0 <= bytes_per_token < np.inf:
+        raise CostError(f"bytes_per_token={bytes_per_token!r}: needs a finite number ≥ 0.")
+    graph = schedule.graph
+    n_bytes = _message_bytes(graph, bytes_per_token)
+    durations = action_durations(graph, cost)
+    starts = earliest_starts(graph, durations, _transfers(graph, link, n_bytes), contention)
+    return Timeline(_frame(graph, n_bytes, starts.start_ms, starts.end_ms, starts.ready_ms, starts.blocked_by))
+
+
+def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:
+    """Milliseconds of every action of a graph, in its order."""
+    n_stages = len(graph.stage_to_rank)
+    costs = [cost] * n_stages if isinstance(cost, CostModel) else list(cost)
+    if len(costs) != n_stages:
+        raise CostError(f"{len(costs)} cost models for {n_stages} stages; give one for all, or one for each.")
+    lengths, contexts, sequences = graph.slicing.units[:, 2:].T
+    times = np.empty((len(KINDS), n_stages, len(lengths)))
+    for stage, model in enumerate(costs):
+        functions = (model.forward_ms, model.backward_ms, model.input_ms, model.weight_ms)
+        used = set(graph.kind[graph.stage == stage])
+        for code, function in enumerate(functions):
+            if code in used:
+                times[code, stage] = as_times(function(lengths, contexts, sequences), lengths, contexts, sequences)
+    durations: npt.NDArray[np.float64] = times[graph.kind, graph.stage, graph.unit]
+    if np.isinf(durations).any():
+        action = graph.action(int(np.flatnonzero(np.isinf(durations))[0]))
+        raise CostError(f"{action} has an infinite cost: that slice is forbidden. Choose another slicing.")
+    return durations
+
+
+def _message_bytes(graph: Graph, bytes_per_token: float) -> npt.NDArray[np.float64]:
+    tokens = (graph.slicing.units[:, 2] * graph.slicing.units[:, 4])[graph.unit]
+    return np.where(graph.crosses, tokens * bytes_per_token, 0.0)
+
+
+def _transfers(graph: Graph, link: Links | None, n_bytes: npt.NDArray[np.float64]) -> Transfers | None:
+    if link is None:
+        return None
+    crosses, receiver = graph.crosses, graph.receiver
+    transmission, latency, blocks = np.zeros(graph.n_actions), np.zeros(graph.n_actions), np.zeros(graph.n_actions, dtype=bool)
+    pairs = sorted({(int(a), int(b)) for a, b in zip(graph.rank[crosses], receiver[crosses], strict=True)})
+    for pair in pairs:
+        if isinstance(link, Link):
+            used = link
+        elif pair in link:
+            used = link[pair]
+        else:
+            raise CostError(
+                f"no link from rank {pair[0]} to rank {pair[1]}; links are given for {sorted(link)}. Needed: {pairs}."
+            )
+        here = crosses & (graph.rank == pair[0]) & (receiver == pair[1])
+        transmission[here] = used.transmission_ms(1.0) * n_bytes[here]
+        latency[here], blocks[here] = used.latency_ms, not used.overlap
+    return Transfers(transmission, latency, blocks)
+
+
+def _frame(
+    graph: Graph,
+    n_bytes: npt.NDArray[np.float64],
+    start_ms: npt.NDArray[np.float64],
+    end_ms: npt.NDArray[np.float64],
+    ready_ms: npt.NDArray[np.float64],
+    blocked_by: npt.NDArray[np.int64],
+) -> pd.DataFrame:
+    units = graph.slicing.units[graph.unit]
+    texts = np.array([str(action) for order in graph.orders for action in order] + [""], dtype=object)
+    columns = {
+        "source": "simulated",
+        "step": 0,
+        "rank": graph.rank,
+        "stage": graph.stage,
+        "kind": np.array([kind.value for kind in KINDS], dtype=object)[graph.kind],
+        "microbatch": units[:, 0],
+        "slice": units[:, 1],
+        "n_sequences": units[:, 4],
+        "slice_tokens": units[:, 2],
+        "context_tokens": units[:, 3],
+        "start_ms": start_ms,
+        "end_ms": end_ms,
+        "ready_ms": ready_ms,
+        "blocked_by": texts[blocked_by],
+        "n_bytes": n_bytes,
+    }
+    return pd.DataFrame(columns)[COLUMNS]
