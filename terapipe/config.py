@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from typing import Any, Literal
 
-from terapipe.errors import ConfigError, unknown_name
+from terapipe.errors import ConfigError, check_integer, check_keys, unknown_name
 
 _CHOICES = {
     "position": ("learned", "rotary"),
@@ -60,6 +60,10 @@ class ModelConfig:
     tied_embedding: bool = True
     dropout: float = 0.0
 
+    def __new__(cls, *args: Any, **values: Any) -> "ModelConfig":  # noqa: D102 - only to name the nearest valid key
+        check_keys("model", values, (field.name for field in fields(cls)), ConfigError)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
@@ -71,9 +75,7 @@ class ModelConfig:
     def _check_sizes(self) -> None:
         least = {"vocab_size": 2}
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "max_seq_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least.get(name, 1):
-                raise ConfigError(f"{name}={value!r}: needs an integer of at least {least.get(name, 1)}.")
+            check_integer(name, getattr(self, name), least.get(name, 1), ConfigError)
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(unknown_name(name, getattr(self, name), allowed))
@@ -119,10 +121,6 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """The model of `to_dict`'s values; unknown keys are refused."""
-        known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                raise ConfigError(unknown_name("key of a model", key, known))
         missing = [name for name in ("n_layers", "d_model", "n_heads") if name not in values]
         if missing:
             raise ConfigError(f"a model needs {', '.join(missing)}; given: {', '.join(values) or 'nothing'}.")

@@ -32,6 +32,10 @@ class TimelineError(TerapipeError, ValueError):
     """A table of timings that is not a timeline."""
 
 
+class ExportError(TerapipeError, RuntimeError):
+    """A figure that cannot be written: an unknown format, or no browser to draw the picture."""
+
+
 class SpecError(TerapipeError, ValueError):
     """A run that cannot start as specified."""
 
@@ -59,3 +63,17 @@ def unknown_name(what: str, given: object, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {what} {given!r}.{hint} Allowed: {', '.join(names)}."
+
+
+def check_integer(name: str, value: object, least: int, error: type[TerapipeError]) -> None:
+    """Raise `error` unless `value` is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise error(f"{name}={value!r}: needs an integer of at least {least}.")
+
+
+def check_keys(what: str, given: Iterable[str], allowed: Iterable[str], error: type[TerapipeError]) -> None:
+    """Raise `error` for the first key that is not allowed, naming the nearest that is."""
+    names = list(allowed)
+    for key in given:
+        if key not in names:
+            raise error(unknown_name(f"key of a {what}", key, names))

@@ -1,0 +1,318 @@
+"""Starts the ranks' processes, gives them jobs, watches over them, and gathers what they leave.
+
+Processes come from torch elastic's process layer, started by a fork server that has torch loaded
+already: a relaunch takes well under two seconds, and nothing is ever forked from a notebook's
+kernel. No port is fixed, every socket is on loopback.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from tqdm.auto import tqdm
+
+from terapipe.engine import worker
+from terapipe.engine.control import Switchboard
+from terapipe.engine.host import describe_host, steal_ms
+from terapipe.engine.results import Run, load_run, new_directory, prepare, read_timings
+from terapipe.errors import RunError, SpecError
+from terapipe.spec import RunSpec
+
+START_TIMEOUT_S = 90.0
+ECHO_PATIENCE_S = 4.0  # how long to look for the cause once a rank reports that it lost another
+_PRELOAD = ["torch", "torch.distributed", "numpy", "pandas"]  # never terapipe or the user's modules: they may change
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Ranks:
+    """Processes that stay ready for jobs; a context manager, so that none outlives its block."""
+
+    def __init__(self, n_ranks: int, directory: Path) -> None:
+        self.n_ranks, self.directory = n_ranks, directory
+        self.failures: dict[int, dict[str, Any]] = {}
+
+    def __enter__(self) -> Self:
+        self.switchboard = Switchboard(self.n_ranks)
+        # The store listens on a port the system picks, and stays in this process.
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        try:
+            self._start()
+            self._collect("ready", time.monotonic() + START_TIMEOUT_S)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.switchboard.send({"do": "stop"})
+            self.processes.wait(timeout=10, period=0.01)
+        self._kill()
+
+    def do(self, job: dict[str, Any], progress: Progress | None = None) -> list[Any]:
+        """Give every rank a job; return their results, in rank order.
+
+        Raises
+        ------
+        RunError
+            As soon as a rank fails, with its number and its own message.
+        """
+        self.switchboard.send(job)
+        return self._collect("done", None, progress)
+
+    def train(self, directories: Sequence[Path], order: Sequence[int] | None = None, save: str | None = None) -> list[Run]:
+        """Train the runs prepared in some directories, a step of each in turn or in the given order of indices."""
+        specs = [load_run(directory).spec for directory in directories]
+        n_steps = len(order) if order is not None else sum(spec.n_steps + spec.n_warmup_steps for spec in specs)
+        stolen = steal_ms()
+        job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save}
+        with tqdm(total=n_steps, unit="step", delay=2, leave=False, desc=f"{self.n_ranks} ranks") as bar:
+            self.do(job, lambda _: None if bar.update() else None)
+        about = {"threads_per_rank": 1, "pinned": hasattr(os, "sched_setaffinity"), "steal_ms": steal_ms() - stolen}
+        for directory in directories:
+            _finish(directory, about)
+        return [load_run(directory) for directory in directories]
+
+    def _start(self) -> None:
+        multiprocessing.set_forkserver_preload(_PRELOAD)
+        logs = self.directory / f"launch-{secrets.token_hex(3)}"
+        with _quiet_elastic(), _own_signals(), _without_main():
+            self.processes = start_processes(
+                name="terapipe",
+                entrypoint=worker.serve,
+                args={
+                    rank: (rank, self.n_ranks, self.store.port, str(self.directory / f"rank-{rank}.log"))
+                    for rank in range(self.n_ranks)
+                },
+                envs={rank: _environment() | self.switchboard.environment(rank) for rank in range(self.n_ranks)},
+                logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+                start_method="spawn" if sys.platform == "win32" else "forkserver",
+            )
+        self.scratch = logs
+
+    def _collect(self, event: str, deadline: float | None, progress: Progress | None = None) -> list[Any]:
+        """Wait until every rank has said `event`."""
+        results: dict[int, Any] = {}
+        while len(results) < self.n_ranks:
+            for rank, message in self.switchboard.receive(0.05):
+                if message.get("event") == event:
+                    results[rank] = message.get("result")
+                elif message.get("event") == "failed":
+                    self.failures[rank] = message
+                elif message.get("event") == "step" and progress is not None:
+                    progress(message)
+            self._check_alive()
+            if deadline is not None and time.monotonic() > deadline:
+                silent = sorted(set(range(self.n_ranks)) - set(results))
+                raise RunError(f"rank(s) {silent} did not start within {START_TIMEOUT_S:g} s; see {self.directory}/rank-*.log.")
+        return [results[rank] for rank in range(self.n_ranks)]
+
+    def _check_alive(self) -> None:
+        """Raise for a rank that failed of itself; one that only lost another is given time to be explained."""
+        causes = [rank for rank, failure in self.failures.items() if not failure["echo"]]
+        if causes:
+            failure = self.failures[causes[0]]
+            raise self._error(causes[0], f"{failure['type']}: {failure['message']}")
+        with _quiet_elastic():
+            ended = self.processes.wait(timeout=0)
+        if ended is not None and ended.failures:
+            rank, process = next(iter(ended.failures.items()))
+            code = process.exitcode
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+            raise self._error(rank, f"it {how} without a message")
+        if self.failures:
+            first = min(failure.setdefault("heard", time.monotonic()) for failure in self.failures.values())
+            if time.monotonic() - first > ECHO_PATIENCE_S:
+                rank, failure = next(iter(self.failures.items()))
+                raise self._error(rank, failure["message"])
+
+    def _error(self, rank: int, message: str) -> RunError:
+        text = f"rank {rank} failed: {message}\nIts log: {self.directory / f'rank-{rank}.log'}"
+        return RunError(f"{text}. Earlier steps: tp.load_run(…).timeline.", rank=rank, directory=str(self.directory))
+
+    def _kill(self) -> None:
+        """End every process that is left; the closed lines end them even where signals do not."""
+        self.switchboard.close()
+        if hasattr(self, "processes"):
+            with _quiet_elastic():
+                self.processes.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, timeout=5)
+            _remove_empty(self.scratch)
+
+
+def run(specs: RunSpec | Sequence[RunSpec]) -> Any:
+    """Train for real: start the ranks, run every step, gather timings and losses.
+
+    Parameters
+    ----------
+    specs : RunSpec or list of RunSpec
+        Specs that share ranks and device run in one launch, a step of each in turn.
+
+    Returns
+    -------
+    Run or list of Run
+        One for each spec, in order.
+
+    Raises
+    ------
+    RunError
+        Within seconds of a rank's failure, with its number and message. Earlier steps are kept:
+        `tp.load_run(error.directory)`.
+    """
+    several = [specs] if isinstance(specs, RunSpec) else list(specs)
+    if not several or not all(isinstance(spec, RunSpec) for spec in several):
+        raise SpecError(f"run needs a RunSpec or a list of them, not {specs!r}.")
+    if "RANK" in os.environ:
+        done = [_join(spec) for spec in several]
+    else:
+        done = [None] * len(several)  # type: ignore[list-item]
+        for indices in _groups(several):
+            for index, finished in zip(indices, _launch([several[index] for index in indices]), strict=True):
+                done[index] = finished
+    return done[0] if isinstance(specs, RunSpec) else done
+
+
+def _launch(specs: Sequence[RunSpec]) -> list[Run]:
+    directories = prepare_all(specs)
+    with Ranks(specs[0].n_ranks, launch_directory(directories)) as ranks:
+        return ranks.train(directories)
+
+
+def prepare_all(specs: Sequence[RunSpec]) -> list[Path]:
+    """Run directories for specs that share a launch; those without one get a new one under runs/."""
+    check_devices(specs)
+    root = new_directory(_label(specs)) if any(spec.directory is None for spec in specs) else None
+    directories = []
+    for index, spec in enumerate(specs):
+        if spec.directory is not None:
+            directory = Path(spec.directory).absolute()
+        else:
+            assert root is not None
+            directory = root if len(specs) == 1 else root / f"{index}-{_name(spec)}"
+        directories.append(prepare(spec, directory))
+    return directories
+
+
+def launch_directory(directories: Sequence[Path]) -> Path:
+    """Where a launch of these runs keeps its ranks' logs: the run's own directory, or the one above several."""
+    return directories[0] if len(directories) == 1 else Path(os.path.commonpath(directories))
+
+
+def check_devices(specs: Sequence[RunSpec]) -> None:
+    """Refuse a device that this machine lacks."""
+    if any(spec.device == "cuda" for spec in specs):
+        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        raise SpecError(f"device='cuda': {found} here, and the engine runs on CPUs for now. Use device='cpu' or 'emulated'.")
+
+
+def _groups(specs: Sequence[RunSpec]) -> Iterator[list[int]]:
+    keys = [(spec.n_ranks, spec.device) for spec in specs]
+    for key in dict.fromkeys(keys):
+        yield [index for index, other in enumerate(keys) if other == key]
+
+
+def _name(spec: RunSpec) -> str:
+    return spec.schedule if isinstance(spec.schedule, str) else spec.schedule.name
+
+
+def _label(specs: Sequence[RunSpec]) -> str:
+    return _name(specs[0]) if len(specs) == 1 else f"{len(specs)}-runs"
+
+
+def _finish(directory: Path, about: dict[str, Any]) -> None:
+    """Merge the ranks' tables, and note the machine."""
+    spec = load_run(directory).spec
+    read_timings(directory, spec).to_parquet(directory / "timings.parquet", index=False)
+    host = describe_host() | about | {"seed": spec.seed, "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    (directory / "host.json").write_text(json.dumps(host, indent=2) + "\n", encoding="utf-8")
+
+
+def _join(spec: RunSpec) -> Run:
+    """Take part in a run whose processes another launcher started: every one of them calls this."""
+    if spec.directory is None:
+        raise SpecError("under torchrun every process must name the same run directory: pass RunSpec(directory=…).")
+    if int(os.environ["WORLD_SIZE"]) != spec.n_ranks:
+        raise SpecError(f"torchrun started {os.environ['WORLD_SIZE']} processes, the run has n_ranks={spec.n_ranks}.")
+    directory = Path(spec.directory).absolute()
+    prepare(spec, directory)
+    worker.join(directory)
+    return load_run(directory)
+
+
+def _environment() -> dict[str, str]:
+    """The ranks' environment, whole: the fork server keeps the one it was started with."""
+    interface = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    defaults = {"GLOO_SOCKET_IFNAME": interface} if interface else {}  # an unresolvable host name must not matter
+    return {**defaults, "TERAPIPE_FAULT": "", **os.environ}
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the user's script or notebook: starting a process would run it again in the child."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the caller's signal handlers; torch elastic puts its own in their place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """Silence torch elastic's report of a failed process; this module raises its own."""
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing")
+    loggers = [logger, *(logging.getLogger(f"{logger.name}.{name}") for name in ("api", "redirects")), torch_spawn_log()]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+def torch_spawn_log() -> logging.Logger:
+    """The logger that reports each process torch ends."""
+    return logging.getLogger("torch.multiprocessing.spawn")
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove torch elastic's log folder, which holds nothing: ranks write their own logs."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir():
+            with suppress(OSError):
+                path.rmdir()
+        elif path.stat().st_size == 0:
+            path.unlink()
+    with suppress(OSError):
+        directory.rmdir()

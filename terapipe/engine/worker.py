@@ -1,0 +1,142 @@
+"""What every process runs: it joins its peers, does the jobs it is given, writes results.
+
+Started by `engine.launch`, it gets jobs over its line. Under torchrun,
+`python -m terapipe.engine.worker <run directory>` trains that one run.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from terapipe.engine.control import ENVIRONMENT, Telephone
+from terapipe.engine.host import n_cores, pin, unpinned
+from terapipe.engine.mesh import Mesh, PeerLostError
+from terapipe.engine.probe import probe, time_fixed_work
+from terapipe.engine.rank import RankRun
+from terapipe.engine.reference import time_reference
+from terapipe.spec import RunSpec
+
+Report = Callable[[dict[str, Any]], None]
+STORE_TIMEOUT = timedelta(seconds=60)
+
+
+def serve(rank: int, n_ranks: int, store_port: int, log: str) -> None:
+    """Entry point of a launched rank: jobs from the launcher until it says "stop"."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a notebook's interrupt goes to the whole group; the launcher decides
+    _redirect_output(log)
+    telephone = Telephone(os.environ[ENVIRONMENT])
+    try:
+        torch.set_num_threads(1)
+        store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=STORE_TIMEOUT)
+        mesh = Mesh(store, rank, n_ranks)
+        telephone.say({"event": "ready"})
+        while (job := telephone.next_job())["do"] != "stop":
+            result = do_job(mesh, job, telephone.say)
+            telephone.say({"event": "done", "result": result})
+        mesh.close()
+    except BaseException as error:
+        traceback.print_exc()
+        telephone.say({"event": "failed", **_describe(error)})
+        raise
+
+
+def do_job(mesh: Mesh, job: dict[str, Any], report: Report) -> Any:
+    """Do one job; return what the launcher should know."""
+    kind = job["do"]
+    if kind == "train":
+        return train(mesh, [Path(path) for path in job["directories"]], job["order"], job["save"], report)
+    if kind == "probe":
+        points = [[tuple(point) for point in job[name]] for name in ("alone", "together")]
+        return probe(mesh, Path(job["directory"]), points[0], points[1], job["n_repeats"])
+    if kind == "fixed work":
+        return time_fixed_work(mesh)
+    assert kind == "one process"
+    return _one_process(mesh, RunSpec.from_json(job["spec"]), job["n_repeats"])
+
+
+def train(mesh: Mesh, directories: list[Path], order: list[int] | None, save: str | None, report: Report) -> None:
+    """Train several runs, a step of each in turn, or in the order given as indices of `directories`."""
+    runs = [RankRun(mesh, directory) for directory in directories]
+    if order is None:
+        longest = max(len(run.steps) for run in runs)
+        order = [index for step in range(longest) for index, run in enumerate(runs) if step < len(run.steps)]
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection in the middle of a step would be timed
+    next_step = [run.steps.start for run in runs]
+    for index in order:
+        step = next_step[index]
+        runs[index].run_step(step, save)
+        next_step[index] += 1
+        if mesh.rank == 0:
+            report({"event": "step", "run": index, "step": step})
+        gc.collect()
+    gc.enable()
+    for run in runs:
+        if save == "parameters":
+            run.save_parameters()
+        run.close()
+
+
+def _one_process(mesh: Mesh, spec: RunSpec, n_repeats: int) -> dict[str, Any] | None:
+    """The step in rank 0 alone, with every core: the best use of the machine without a pipeline."""
+    result = None
+    if mesh.rank == 0:
+        with unpinned():
+            torch.set_num_threads(n_cores())
+            result = time_reference(spec, n_repeats)
+        torch.set_num_threads(1)
+        pin(mesh.rank)
+    mesh.barrier()
+    return result
+
+
+def _redirect_output(log: str) -> None:
+    """Everything this process prints, also from C++, goes to its log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "echo": isinstance(error, PeerLostError),
+    }
+
+
+def join(directory: Path) -> None:
+    """Train one run in a process that torchrun or another launcher started (RANK is set)."""
+    torch.set_num_threads(1)
+    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), n_ranks, rank == 0 and not _agent_store(), timeout=STORE_TIMEOUT
+    )
+    mesh = Mesh(dist.PrefixStore("terapipe", store), rank, n_ranks)
+    train(mesh, [directory], None, None, lambda message: print(json.dumps(message), flush=True))
+    mesh.close()
+
+
+def _agent_store() -> bool:
+    """Whether torchrun's agent already hosts the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or "RANK" not in os.environ:
+        sys.exit("usage: torchrun --nproc-per-node N -m terapipe.engine.worker <run directory>")
+    join(Path(sys.argv[1]))

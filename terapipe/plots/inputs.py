@@ -1,0 +1,69 @@
+"""What the figures accept, turned into values to draw; refuses what cannot be drawn. Knows no plotly."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+
+from terapipe.errors import SlicingError, TimelineError
+from terapipe.plots.style import KINDS
+from terapipe.slicing import Slicing, SlicingPlan
+from terapipe.timeline import Timeline
+
+TimelineLike = Timeline | pd.DataFrame
+SlicingLike = SlicingPlan | Slicing | str
+Item = TypeVar("Item")
+
+
+def as_timeline(given: object) -> Timeline:
+    """A timeline with at least one row, known kinds and finite times."""
+    timeline = Timeline.from_frame(given) if isinstance(given, pd.DataFrame) else given
+    if not isinstance(timeline, Timeline):
+        raise TimelineError(
+            f"{reprlib.repr(given)} is not a timeline; give a Timeline (tp.simulate(…), run.timeline) "
+            "or a DataFrame with the columns of one."
+        )
+    rows = timeline.frame
+    if rows.empty:
+        raise TimelineError("a timeline without rows has nothing to draw.")
+    unknown = sorted(set(rows["kind"].astype(str)) - set(KINDS))
+    if unknown:
+        raise TimelineError(f"kinds {unknown} cannot be drawn; allowed: {list(KINDS)}.")
+    drawable = np.isfinite(rows[["start_ms", "end_ms"]].to_numpy(np.float64)).all(axis=1)
+    if not drawable.all():
+        raise TimelineError(f"an action without finite times cannot be drawn: {rows[~drawable].iloc[0].to_dict()}.")
+    return timeline
+
+
+def one_step(timeline: Timeline, step: int | None) -> tuple[Timeline, str]:
+    """One step of a timeline, and a note on which; by default the lower median of the measured steps by makespan."""
+    steps = timeline.frame["step"]
+    available = sorted(int(each) for each in steps.unique())
+    if step is not None and step not in available:
+        raise TimelineError(f"no step {step!r} in this timeline; available: {', '.join(map(str, available))}.")
+    by_makespan = timeline.steps["makespan_ms"].sort_values(kind="stable").index
+    chosen = by_makespan[(len(by_makespan) - 1) // 2] if step is None else step
+    note = "" if len(available) == 1 else f"step {chosen}"
+    if step is None and len(by_makespan) > 1:
+        note += f", the median of {len(by_makespan)}"
+    return Timeline(timeline.frame[steps == chosen]), note
+
+
+def as_slicing(given: object) -> Slicing:
+    """The slicing of a plan, of text in the paper's notation, or itself."""
+    if isinstance(given, SlicingPlan):
+        return given.slicing
+    if isinstance(given, str):
+        return Slicing.parse(given)
+    if isinstance(given, Slicing):
+        return given
+    raise SlicingError(
+        f"{reprlib.repr(given)} is not a slicing; give a Slicing, a SlicingPlan or notation like '[(1, [776, 640, 632])] * 16'."
+    )
+
+
+def by_name(given: Item | Mapping[str, Item]) -> dict[str, Item]:
+    """A single value under an empty name, or the mapping of names as a dictionary."""
+    return {str(name): item for name, item in given.items()} if isinstance(given, Mapping) else {"": given}

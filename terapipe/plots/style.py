@@ -1,0 +1,123 @@
+"""What all figures share: the colours and labels of kinds, budget parts and sources, and the white layout."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from terapipe.timeline import BUDGET
+
+Colorscale = list[tuple[float, str]]
+
+
+class KindStyle(NamedTuple):
+    """How one kind of action is drawn: from `color` at its first slice to `pale` at its last."""
+
+    label: str
+    color: str
+    pale: str
+
+    @property
+    def colorscale(self) -> Colorscale:
+        """The shades, for tones from 0 to 1."""
+        return [(0.0, self.color), (1.0, self.pale)]
+
+
+# Any two shades of two kinds are at least 21 CIELAB units apart for eyes without red or green cones
+# (protanopia, deuteranopia), 16 for those without blue ones (Machado et al. 2009). `pale` is `color`
+# with 40 % white.
+KINDS = {
+    "F": KindStyle("forward", "#0072B2", "#66AAD1"),
+    "B": KindStyle("backward", "#D55E00", "#E69E66"),
+    "I": KindStyle("input gradient", "#6B0F24", "#A66F7C"),
+    "W": KindStyle("weight gradient", "#2ED3B7", "#82E5D4"),
+}
+IDLE = "#ECECEC"
+# Time at work in colour, idle time in greys.
+PARTS = dict(zip(BUDGET, ("#0072B2", "#E69F00", "#6E6E6E", "#9C9C9C", "#CACACA", "#CC79A7"), strict=True))
+SOURCES = {"simulated": "#3B5B92", "emulated": "#7A4E9E", "measured": "#1E7B4F", "given": "#6B6B6B"}
+
+BAR_GAP = 0.14
+INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
+FONT = "Open Sans, Arial, sans-serif"
+WIDTH_PX = 900  # of the plot area on a usual screen: what decides whether a bar is wide enough for an edge
+MAX_LABELLED = 2_000  # more texts than this make a browser crawl
+
+
+def tones(
+    place: npt.NDArray[np.int64], last: npt.NDArray[np.int64], microbatch: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Shades from 0 to 1: by slice within a microbatch; whole microbatches take turns."""
+    ramp = place / np.maximum(last, 1)
+    shades: npt.NDArray[np.float64] = np.where(last > 0, ramp, microbatch % 2)
+    return shades
+
+
+def duration_text(milliseconds: float) -> str:
+    """Milliseconds to four digits, with their unit."""
+    return f"{milliseconds:.4g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
+
+
+def badge(source: str, axis: str) -> dict[str, Any]:
+    """The annotation that says where a panel's times come from; `axis` is "", "2", … as in "xaxis2"."""
+    return {
+        **_above_panel(axis),
+        "text": source,
+        "x": 1,
+        "xanchor": "right",
+        "bgcolor": SOURCES.get(source, SOURCES["given"]),
+        "borderpad": 3,
+        "font": {"color": "white", "size": 12},
+        "name": "badge",
+    }
+
+
+def header(parts: list[str], axis: str) -> dict[str, Any]:
+    """The annotation above a panel's left edge; empty parts are left out."""
+    text = "  ·  ".join(part for part in parts if part)
+    return {**_above_panel(axis), "text": text, "x": 0, "xanchor": "left", "align": "left", "name": "header"}
+
+
+def bold(text: str | None) -> str:
+    """Bold text, or nothing for none."""
+    return f"<b>{text}</b>" if text else ""
+
+
+def _above_panel(axis: str) -> dict[str, Any]:
+    place = {"xref": f"x{axis} domain", "yref": f"y{axis} domain", "y": 1, "yanchor": "bottom", "yshift": 7}
+    return {**place, "showarrow": False, "font": {"size": 13}}
+
+
+def value_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    """A horizontal linear axis. Plain numbers: an SI prefix on a tick would be read on top of the axis's unit."""
+    plain = {"exponentformat": "none", "separatethousands": True, "gridcolor": "#DDDDDD", "zeroline": False}
+    return {"type": "linear", "title": {"text": title, "font": {"size": 14}}, "range": [low, high], **plain}
+
+
+def lane_axis(title: str, labels: list[str]) -> dict[str, Any]:
+    """A vertical axis of lanes 0, 1, …, the first on top."""
+    n = len(labels)
+    ticks = {"tickvals": list(range(n)), "ticktext": labels, "showgrid": False, "zeroline": False}
+    return {"type": "linear", "title": {"text": title, "font": {"size": 14}}, "range": [n - 0.5, -0.5], **ticks}
+
+
+def finish(
+    fig: go.Figure, plot_px: float, annotations: list[dict[str, Any]], top_px: int = 48, bottom_px: int = 96
+) -> go.Figure:
+    """The shared layout around a plot area of a given height."""
+    font = {"family": FONT, "size": 13, "color": "#222222"}
+    legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0.5, "xanchor": "center"}
+    return fig.update_layout(
+        template="plotly_white",
+        barmode="overlay",
+        bargap=BAR_GAP,
+        annotations=annotations,
+        font=font,
+        height=plot_px + top_px + bottom_px,
+        margin={"l": 64, "r": 24, "t": top_px, "b": bottom_px, "pad": 4},
+        hovermode="closest",
+        hoverlabel={"align": "left", "font": {"family": FONT}},
+        legend={**legend, "title": {"font": {**font, "size": 14}, "side": "left"}},
+        uniformtext={"minsize": 9, "mode": "hide"},
+    )

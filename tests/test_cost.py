@@ -1,0 +1,348 @@
+"""Cost models answer for numbers and arrays alike, and refuse what they do not know."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import PROPERTY
+
+import terapipe as tp
+from terapipe.errors import CostError
+
+LINEAR = tp.LinearContextCost(
+    slice_tokens=(16, 32, 64, 128),
+    forward_alone_ms=(2.0, 2.5, 4.0, 9.0),
+    backward_alone_ms=(3.0, 4.5, 8.0, 17.0),
+    forward_context=(0.05, 1e-3, 2e-3, 3e-5),
+    backward_context=(0.07, 2e-3, 1e-3, 7e-5),
+)
+
+
+def grid_frame(cost: tp.CostModel, lengths=(16, 32, 64, 128), contexts=(0, 16, 64, 128, 256), sequences=(1,)) -> pd.DataFrame:
+    points = [(length, context, n) for length in lengths for context in contexts for n in sequences]
+    frame = pd.DataFrame(points, columns=["slice_tokens", "context_tokens", "n_sequences"])
+    where = frame["slice_tokens"].to_numpy(), frame["context_tokens"].to_numpy(), frame["n_sequences"].to_numpy()
+    return frame.assign(forward_ms=cost.forward_ms(*where), backward_ms=cost.backward_ms(*where))
+
+
+def profile_frame(cost: tp.CostModel, n_repeats=3, n_stages=1, together=None, **grid) -> pd.DataFrame:
+    """What a noiseless machine would measure; `together`: times all ranks at once ÷ alone."""
+    alone = grid_frame(cost, **grid).assign(together=False)
+    frames = [alone]
+    if together is not None:
+        scaled = alone.assign(forward_ms=alone["forward_ms"] * together, backward_ms=alone["backward_ms"] * together)
+        frames.append(scaled.assign(together=True))
+    return pd.concat(
+        [frame.assign(stage=stage, repeat=repeat) for frame in frames for stage in range(n_stages) for repeat in range(n_repeats)],
+        ignore_index=True,
+    )
+
+
+class TestCallableCost:
+    def test_a_number_in_gives_a_number_out_an_array_gives_an_array(self):
+        cost = tp.CallableCost(lambda l, c, b: b * (l + c / 2), lambda l, c, b: 2 * b * l)
+        assert float(cost.forward_ms(4, 6)) == 7.0
+        assert np.shape(cost.forward_ms(4, 6)) == ()
+        np.testing.assert_array_equal(cost.forward_ms(np.array([4, 8]), np.array([6, 0]), 2), [14.0, 16.0])
+        np.testing.assert_array_equal(cost.backward_ms(np.array([[4], [8]]), np.array([0, 1, 2])), [[8.0] * 3, [16.0] * 3])
+
+    def test_functions_are_called_by_position_with_slice_context_sequences(self):
+        cost = tp.CallableCost(lambda *given: given[0] + 10 * given[1] + 100 * given[2], lambda *given: len(given))
+        assert cost.forward_ms(1, 2, 3) == 321
+        assert cost.forward_ms(1, 2) == 121
+        assert cost.backward_ms(1, 2) == 3
+
+    def test_a_constant_is_broadcast_to_every_argument(self):
+        cost = tp.CallableCost(lambda l, c, b: 1.5, lambda l, c, b: l)
+        np.testing.assert_array_equal(cost.forward_ms(np.arange(1, 4), 0), [1.5] * 3)
+        np.testing.assert_array_equal(cost.backward_ms(np.arange(1, 3), np.zeros((3, 1))), [[1.0, 2.0]] * 3)
+
+    def test_step_is_forward_plus_backward_and_backward_is_input_plus_weight(self):
+        cost = tp.CallableCost(lambda l, c, b: l, lambda l, c, b: 3 * l, weight_ms=lambda l, c, b: l + 0.5)
+        lengths = np.array([1, 5])
+        np.testing.assert_array_equal(cost.step_ms(lengths, 0), [4.0, 20.0])
+        np.testing.assert_array_equal(cost.weight_ms(lengths, 0), [1.5, 5.5])
+        np.testing.assert_array_equal(cost.input_ms(lengths, 0), [1.5, 9.5])
+
+    def test_without_a_weight_function_each_half_is_half_the_backward(self):
+        cost = tp.CallableCost(lambda l, c, b: l, lambda l, c, b: 3.0 * l)
+        assert cost.input_ms(5, 0) == cost.weight_ms(5, 0) == 7.5
+
+    @pytest.mark.parametrize(("value", "said"), [(np.nan, "nan"), (-2.0, "-2.0"), (-np.inf, "-inf")])
+    def test_nan_and_negative_times_are_refused_with_the_value_and_the_point(self, value, said):
+        cost = tp.CallableCost(lambda l, c, b: np.where(l == 7, value, 1.0), lambda l, c, b: value)
+        with pytest.raises(CostError, match=rf"{said} ms at slice_tokens=7, context_tokens=20, n_sequences=1"):
+            cost.forward_ms(np.array([5, 7]), np.array([10, 20]))
+        with pytest.raises(CostError, match=rf"{said} ms at slice_tokens=3, context_tokens=4, n_sequences=2"):
+            cost.backward_ms(3, 4, 2)
+
+    def test_infinity_is_a_time(self):
+        cost = tp.CallableCost(lambda l, c, b: np.where(l > 2, np.inf, l), lambda l, c, b: l)
+        np.testing.assert_array_equal(cost.forward_ms(np.array([2, 3]), 0), [2.0, np.inf])
+
+    @pytest.mark.parametrize("name", ["forward_ms", "backward_ms", "weight_ms"])
+    def test_what_is_no_function_is_refused_by_name(self, name):
+        functions = {"forward_ms": lambda l, c, b: l, "backward_ms": lambda l, c, b: l, name: 3.0}
+        with pytest.raises(CostError, match=rf"{name}=3\.0"):
+            tp.CallableCost(**functions)
+
+    def test_a_result_of_another_shape_is_refused_naming_both_shapes(self):
+        cost = tp.CallableCost(lambda l, c, b: np.ones(3), lambda l, c, b: None)
+        with pytest.raises(CostError, match=r"\(3,\).*\(2,\)"):
+            cost.forward_ms(np.array([1, 2]), 0)
+        with pytest.raises(CostError, match="nan"):
+            cost.backward_ms(np.array([1, 2]), 0)
+
+
+class TestTableCost:
+    def test_a_point_of_the_table_is_returned_as_it_stands(self):
+        rng = np.random.default_rng(0)
+        frame = grid_frame(LINEAR, sequences=(1, 4))
+        frame = frame.assign(forward_ms=rng.random(len(frame)), backward_ms=rng.random(len(frame)), weight_ms=rng.random(len(frame)))
+        cost = tp.TableCost(frame.sample(frac=1, random_state=0))
+        where = [frame[name].to_numpy() for name in ("slice_tokens", "context_tokens", "n_sequences")]
+        for name in ("forward_ms", "backward_ms", "weight_ms"):
+            np.testing.assert_array_equal(getattr(cost, name)(*where), frame[name])
+        assert cost.forward_ms(16, 64, 4) == frame.query("slice_tokens == 16 and context_tokens == 64 and n_sequences == 4")["forward_ms"].item()
+
+    def test_between_its_points_a_plane_is_followed_exactly(self):
+        plane = tp.CallableCost(lambda l, c, b: 1 + 0.5 * l + 0.25 * c, lambda l, c, b: 2 + 0.125 * l + 0.0625 * c)
+        cost = tp.TableCost(grid_frame(plane))
+        lengths, contexts = np.meshgrid(np.arange(16, 129, 7), np.arange(0, 257, 11))
+        np.testing.assert_allclose(cost.forward_ms(lengths, contexts), plane.forward_ms(lengths, contexts), rtol=1e-12)
+        np.testing.assert_allclose(cost.backward_ms(lengths, contexts), plane.backward_ms(lengths, contexts), rtol=1e-12)
+
+    @pytest.mark.parametrize(
+        ("point", "low", "high", "share"),
+        [
+            ((24, 0), (16, 0), (32, 0), 1 / 2),
+            ((16, 40), (16, 16), (16, 64), 1 / 2),
+            ((128, 160), (128, 128), (128, 256), 1 / 4),
+            ((112, 256), (64, 256), (128, 256), 3 / 4),
+        ],
+    )
+    def test_along_an_edge_it_is_linear_between_neighbours(self, point, low, high, share):
+        cost = tp.TableCost(grid_frame(LINEAR))
+        expected = (1 - share) * float(cost.forward_ms(*low)) + share * float(cost.forward_ms(*high))
+        assert cost.forward_ms(*point) == pytest.approx(expected, rel=1e-12)
+
+    def test_every_slice_of_a_measured_triangle_is_answered(self):
+        """The slicing DP asks for every l + c ≤ L; the points measured are a coarse grid of it."""
+        points = [(length, context) for length in range(3, 31, 3) for context in range(0, 31 - length, 3)]
+        frame = pd.DataFrame(points, columns=["slice_tokens", "context_tokens"])
+        frame = frame.assign(forward_ms=frame["slice_tokens"] * 0.7 + frame["context_tokens"] * 0.3, backward_ms=1.0)
+        asked = np.array([(length, context) for length in range(3, 31) for context in range(31 - length)])
+        times = tp.TableCost(frame).forward_ms(asked[:, 0], asked[:, 1])
+        np.testing.assert_allclose(times, asked @ [0.7, 0.3], rtol=1e-9)
+
+    def test_between_two_numbers_of_sequences_it_is_linear(self):
+        frame = grid_frame(tp.CallableCost(lambda l, c, b: (l + c) * b**2, lambda l, c, b: l * b), sequences=(1, 2, 4))
+        cost = tp.TableCost(frame)
+        assert cost.forward_ms(16, 64, 3) == pytest.approx((80 * 4 + 80 * 16) / 2)
+        np.testing.assert_allclose(cost.backward_ms(32, 16, np.array([1, 1.5, 2, 3, 4])), 32 * np.array([1, 1.5, 2, 3, 4]))
+
+    @pytest.mark.parametrize(
+        "point", [(8, 0, 1), (256, 0, 1), (16, 257, 1), (16, 0, 2), (16, 0, 0.5), (20, 300, 1), (20, 20, 3)]
+    )
+    def test_a_point_beyond_the_table_is_refused_with_its_reach(self, point):
+        with pytest.raises(CostError) as refusal:
+            tp.TableCost(grid_frame(LINEAR)).forward_ms(*point)
+        said = str(refusal.value)
+        assert f"slice_tokens={point[0]:g}, context_tokens={point[1]:g}, n_sequences={point[2]:g}" in said
+        assert "16…128" in said
+        assert "0…256" in said
+
+    def test_points_on_one_line_are_interpolated_along_it_and_refused_beside_it(self):
+        frame = pd.DataFrame({"slice_tokens": [8, 16, 64], "context_tokens": 0, "forward_ms": [1.0, 2.0, 8.0], "backward_ms": 1.0})
+        cost = tp.TableCost(frame)
+        assert cost.forward_ms(40, 0) == pytest.approx(5.0)
+        with pytest.raises(CostError, match="context_tokens=1"):
+            cost.forward_ms(40, 1)
+        assert tp.TableCost(frame.iloc[:1]).forward_ms(8, 0) == 1.0
+        with pytest.raises(CostError):
+            tp.TableCost(frame.iloc[:1]).forward_ms(9, 0)
+
+    def test_weights_default_to_half_the_backward(self):
+        cost = tp.TableCost(grid_frame(LINEAR))
+        assert float(cost.weight_ms(16, 64)) == float(cost.input_ms(16, 64)) == float(cost.backward_ms(16, 64)) / 2
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda frame: frame.drop(columns="backward_ms"), "backward_ms"),
+            (lambda frame: frame.drop(columns=["slice_tokens", "forward_ms"]), "slice_tokens"),
+            (lambda frame: frame.iloc[:0], "at least one row"),
+            (lambda frame: pd.concat([frame, frame.iloc[:1]]), "twice"),
+            (lambda frame: frame.assign(forward_ms=frame["forward_ms"].where(frame.index != 2)), "NaN or negative"),
+            (lambda frame: frame.assign(backward_ms=-frame["backward_ms"]), "NaN or negative"),
+        ],
+    )
+    def test_a_bad_table_is_refused_with_the_fault(self, change, said):
+        with pytest.raises(CostError, match=said):
+            tp.TableCost(change(grid_frame(LINEAR)))
+
+
+class TestLinearContextCost:
+    def test_the_context_part_is_0_without_context_for_every_length(self):  # paper, eq. (9): t_ctx(l, 0) = 0
+        lengths = np.array(LINEAR.slice_tokens)
+        np.testing.assert_array_equal(LINEAR.forward_ms(lengths, 0), LINEAR.forward_alone_ms)
+        np.testing.assert_array_equal(LINEAR.backward_ms(lengths, 0), LINEAR.backward_alone_ms)
+
+    @given(length=st.integers(16, 128), context=st.integers(1, 10_000), n=st.integers(1, 8))
+    @PROPERTY
+    def test_eq_9_is_the_sum_of_both_parts_times_the_sequences(self, length, context, n):
+        own = np.interp(length, LINEAR.slice_tokens, LINEAR.forward_alone_ms)
+        a0, a1, a2, a3 = LINEAR.forward_context
+        expected = n * (own + a0 + a1 * length + a2 * context + a3 * length * context)
+        assert LINEAR.forward_ms(length, context, n) == pytest.approx(expected, rel=1e-12)
+
+    def test_numbers_and_arrays_broadcast(self):
+        assert np.shape(LINEAR.forward_ms(16, 16)) == ()
+        both = LINEAR.backward_ms(np.array([[16], [100]]), np.array([0, 50, 100]), 2)
+        assert both.shape == (2, 3)
+        assert both[1, 2] == LINEAR.backward_ms(100, 100, 2)
+        assert LINEAR.forward_ms(16, np.array([0, 1])).shape == (2,)
+
+    @pytest.mark.parametrize("length", [15, 129, 1, 1e9])
+    def test_a_length_beyond_the_measured_ones_is_refused_naming_them(self, length):
+        with pytest.raises(CostError, match=rf"{length:g} tokens is outside the measured 16…128".replace("+", r"\+")):
+            LINEAR.forward_ms(np.array([32.0, length]), 0)
+
+    def test_a_negative_sum_counts_as_0(self):
+        cost = tp.LinearContextCost((1, 8), (1.0, 1.0), (1.0, 1.0), forward_context=(0.0, 0.0, -1.0, 0.0))
+        assert cost.forward_ms(4, 100) == 0.0
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (((), (), ()), r"slice_tokens=\(\)"),
+            (((8, 4), (1.0, 1.0), (1.0, 1.0)), "ascending"),
+            (((4, 4), (1.0, 1.0), (1.0, 1.0)), "distinct"),
+            (((4, 8), (1.0,), (1.0, 1.0)), "forward_alone_ms has 1 values for 2 lengths"),
+            (((4, 8), (1.0, 1.0), (1.0, -1.0)), r"-1\.0 ms at slice_tokens=8"),
+            (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0,) * 4, (0.0,) * 4, 0), "n_sequences=0"),
+        ],
+    )
+    def test_coefficients_that_cannot_be_are_refused(self, arguments, said):
+        with pytest.raises(CostError, match=said):
+            tp.LinearContextCost(*arguments)
+
+
+class TestLink:
+    def test_transmission_is_bytes_over_gigabytes_a_second(self):
+        assert tp.Link(bandwidth_gb_s=2.0).transmission_ms(3e9) == pytest.approx(1500.0)
+        assert tp.Link(latency_ms=5.0).transmission_ms(1e12) == 0.0
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"latency_ms": -1.0},
+            {"latency_ms": float("inf")},
+            {"latency_ms": float("nan")},
+            {"bandwidth_gb_s": 0.0},
+            {"bandwidth_gb_s": -1.0},
+            {"bandwidth_gb_s": float("nan")},
+        ],
+    )
+    def test_a_link_that_cannot_be_is_refused_with_the_value(self, wrong):
+        ((name, value),) = wrong.items()
+        with pytest.raises(CostError, match=f"{name}={value!r}"):
+            tp.Link(**wrong)
+
+
+class TestProfile:
+    @pytest.mark.parametrize("n_stages", [1, 3])
+    def test_fit_recovers_the_coefficients_behind_a_noiseless_profile(self, n_stages):
+        fit = tp.Profile(profile_frame(LINEAR, n_stages=n_stages)).fit()
+        assert fit.slice_tokens == LINEAR.slice_tokens
+        for name in ("forward_alone_ms", "backward_alone_ms", "forward_context", "backward_context"):
+            np.testing.assert_allclose(getattr(fit, name), getattr(LINEAR, name), rtol=1e-9, err_msg=name)
+
+    def test_fit_keeps_the_number_of_sequences_it_was_measured_with(self):
+        fit = tp.Profile(profile_frame(LINEAR, sequences=(4,))).fit()
+        assert fit.n_sequences == 4
+        np.testing.assert_allclose(fit.forward_ms(32, 64, 4), LINEAR.forward_ms(32, 64, 4))
+        np.testing.assert_allclose(fit.forward_ms(32, 64, 1), LINEAR.forward_ms(32, 64, 1))
+
+    def test_held_out_error_of_a_noiseless_profile_is_0(self):
+        errors = tp.Profile(profile_frame(LINEAR)).held_out_error()
+        assert errors["kind"].tolist() == ["forward", "backward"]
+        assert (errors[["median", "p95"]].to_numpy() < 1e-9).all()
+        assert (errors["noise"] == 0).all()
+
+    def test_held_out_error_shows_a_context_part_that_is_not_linear(self):
+        bent = tp.CallableCost(lambda l, c, b: 1.0 + l + (c / 16) ** 2, lambda l, c, b: 1.0 + l + c)
+        errors = tp.Profile(profile_frame(bent)).held_out_error().set_index("kind")
+        assert errors.loc["forward", "median"] > 0.02
+        assert errors.loc["backward", "median"] < 1e-9
+
+    def test_noise_is_half_the_interquartile_range_of_repeats_over_their_median(self):
+        frame = profile_frame(LINEAR, n_repeats=5)
+        factor = 1 + 0.1 * (frame["repeat"] - 2)  # 0.8 … 1.2: quartiles 0.9 and 1.1
+        noisy = frame.assign(forward_ms=frame["forward_ms"] * factor)
+        errors = tp.Profile(noisy).held_out_error().set_index("kind")
+        assert errors.loc["forward", "noise"] == pytest.approx(0.1)
+        assert errors.loc["backward", "noise"] == 0
+
+    def test_one_outlier_in_three_repeats_does_not_move_the_table(self):
+        frame = profile_frame(LINEAR)
+        spiked = frame.assign(forward_ms=frame["forward_ms"] * np.where(frame["repeat"] == 1, 50, 1))
+        np.testing.assert_allclose(tp.Profile(spiked).table().forward_ms(32, 64), LINEAR.forward_ms(32, 64))
+
+    def test_a_stage_is_fitted_on_its_own_and_stages_together_on_their_mean(self):
+        frame = profile_frame(LINEAR, n_stages=2)
+        profile = tp.Profile(frame.assign(forward_ms=frame["forward_ms"] * (1 + 2 * frame["stage"])))
+        once = LINEAR.forward_ms(64, 128)
+        assert profile.n_stages == 2
+        assert profile.fit(0).forward_ms(64, 128) == pytest.approx(once)
+        assert profile.fit(1).forward_ms(64, 128) == pytest.approx(3 * once)
+        assert profile.fit().forward_ms(64, 128) == pytest.approx(2 * once)
+        with pytest.raises(CostError, match=r"stage 2 was not measured; measured: \[0, 1\]"):
+            profile.fit(2)
+
+    @pytest.mark.parametrize("ratio", [1.0, 1.25, 2.0])
+    def test_contention_is_the_time_with_all_ranks_over_the_time_alone(self, ratio):
+        profile = tp.Profile(profile_frame(LINEAR, n_stages=2, together=ratio))
+        assert profile.contention == pytest.approx(ratio)
+        assert profile.contention_raw == pytest.approx(ratio)
+        np.testing.assert_allclose(profile.contention_ratios(), ratio)
+        np.testing.assert_allclose(profile.table().forward_ms(32, 64), LINEAR.forward_ms(32, 64))  # the table is of ranks alone
+
+    def test_contention_below_1_is_noise_clipped_with_the_raw_ratio_kept(self):
+        profile = tp.Profile(profile_frame(LINEAR, together=0.9))
+        assert profile.contention == 1.0
+        assert profile.contention_raw == pytest.approx(0.9)
+
+    def test_contention_that_was_not_measured_is_refused(self):
+        with pytest.raises(CostError, match="contention is unknown"):
+            _ = tp.Profile(profile_frame(LINEAR)).contention
+
+    def test_a_profile_comes_back_from_its_file_unchanged(self, tmp_path):
+        profile = tp.Profile(profile_frame(LINEAR, n_stages=2, together=1.3), {"machine": "none", "threads": 1})
+        path = profile.save(tmp_path / "deep" / "grid.csv")
+        loaded = tp.Profile.load(str(path))
+        pd.testing.assert_frame_equal(loaded.frame, profile.frame, check_exact=True)
+        assert loaded.about == profile.about
+        assert json.loads(path.with_suffix(".json").read_text())["machine"] == "none"
+        assert loaded.contention == profile.contention
+        assert loaded.fit() == profile.fit()
+
+    def test_a_missing_file_or_column_is_refused_by_name(self, tmp_path):
+        with pytest.raises(CostError, match=r"nothing\.csv"):
+            tp.Profile.load(tmp_path / "nothing.csv")
+        with pytest.raises(CostError, match="together"):
+            tp.Profile(profile_frame(LINEAR).drop(columns="together"))
+
+    def test_several_numbers_of_sequences_are_a_table_but_no_fit(self):
+        profile = tp.Profile(profile_frame(LINEAR, sequences=(1, 2)))
+        assert profile.table().forward_ms(32, 64, 2) == pytest.approx(LINEAR.forward_ms(32, 64, 2))
+        with pytest.raises(CostError, match=r"n_sequences \[.*1.*2.*\]"):
+            profile.fit()
+
+    @pytest.mark.parametrize("contexts", [(16, 64), (0,)], ids=["no t(l, 0)", "no t_ctx"])
+    def test_a_fit_to_a_profile_that_measured_only_one_part_is_refused(self, contexts):
+        with pytest.raises(CostError, match="context"):
+            tp.Profile(profile_frame(LINEAR, contexts=contexts)).fit()
