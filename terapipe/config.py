@@ -5,6 +5,7 @@ figure with its source.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from typing import Any, Literal
@@ -135,7 +136,7 @@ class ModelConfig:
         return cls.from_dict({key: value for key, value in presets[name].items() if key != "source"})
 
 
-def split_layers(n_layers: int, n_stages: int, layers_per_stage: list[int] | None = None) -> list[range]:
+def split_layers(n_layers: int, n_stages: int, layers_per_stage: Sequence[int] | None = None) -> list[range]:
     """Cut layers 0…n_layers−1 into one contiguous range a stage, every layer exactly once.
 
     Parameters

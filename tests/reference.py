@@ -12,6 +12,7 @@ and every action after the one before it in its rank's order. Actions are text, 
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 Orders = Sequence[Sequence[str]]
 Duration = Callable[[int, str, int, int], float]  # (stage, kind, microbatch, slice) -> ms
@@ -22,11 +23,13 @@ class Stuck(Exception):
     """No rank can go on."""
 
 
+@cache
 def split(text: str) -> tuple[int, str, int, int]:
     stage, kind, microbatch, place = re.fullmatch(r"(\d+)([FBIW])(\d+)\.(\d+)", text).groups()
     return int(stage), kind, int(microbatch), int(place)
 
 
+@cache
 def inputs(text: str) -> list[str]:
     """Whatever may have to end first, were it part of the schedule."""
     g, kind, m, s = split(text)
@@ -113,7 +116,11 @@ def compositions(total: int) -> Iterator[tuple[int, ...]]:
 
 
 def latency_ms(
-    lengths: Sequence[int], forward: Callable[[int, int], float], backward: Callable[[int, int], float], n_stages: int, objective: str
+    lengths: Sequence[int],
+    forward: Callable[[int, int], float],
+    backward: Callable[[int, int], float],
+    n_stages: int,
+    objective: str,
 ) -> float:
     """Eq. (5) of TeraPipe (2102.07988) with t = f + b ("paper"), or its maxima taken apart ("two-phase")."""
     contexts = [sum(lengths[:index]) for index in range(len(lengths))]

@@ -1,10 +1,11 @@
 """Random slicings and random legal schedules, for the property tests."""
 
 import random
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from reference import inputs
+from reference import inputs, split
 
 from terapipe.slicing import MicrobatchSlices, Slicing
 
@@ -14,7 +15,7 @@ PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
 def cut(rng: random.Random, total: int, n_slices: int) -> tuple[int, ...]:
     """`total` tokens in `n_slices` random slices."""
     ends = [0, *sorted(rng.sample(range(1, total), n_slices - 1)), total]
-    return tuple(end - start for start, end in zip(ends[:-1], ends[1:], strict=True))
+    return tuple(end - start for start, end in pairwise(ends))
 
 
 @st.composite
@@ -47,11 +48,12 @@ def schedules(draw: st.DrawFn, max_ranks: int = 4, max_chunks: int = 2) -> tuple
             for place in range(each.n_slices):
                 kinds = "FIW" if rng.random() < split_share else "FB"
                 actions |= {f"{stage}{kind}{microbatch}.{place}" for kind in kinds}
+    needs = {text: {need for need in inputs(text) if need in actions} for text in sorted(actions)}
     orders: list[list[str]] = [[] for _ in range(n_ranks)]
-    waiting = sorted(actions)
-    while waiting:
-        ready = [text for text in waiting if not any(need in waiting for need in inputs(text) if need in actions)]
-        text = rng.choice(ready)
-        waiting.remove(text)
-        orders[homes[int(text[: text.index(next(c for c in text if c.isalpha()))])]].append(text)
+    done: set[str] = set()
+    while needs:
+        text = rng.choice([text for text, need in needs.items() if need <= done])
+        del needs[text]
+        done.add(text)
+        orders[homes[split(text)[0]]].append(text)
     return orders, slicing

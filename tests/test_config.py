@@ -78,7 +78,12 @@ def test_a_flag_that_is_neither_true_nor_false_is_refused(name, value):
 
 @pytest.mark.parametrize(
     ("name", "given", "nearest"),
-    [("activation", "gleu", "gelu"), ("activation", "swi-glu", "swiglu"), ("norm", "rms_norm", "rmsnorm"), ("position", "rope", "rotary")],
+    [
+        ("activation", "gleu", "gelu"),
+        ("activation", "swi-glu", "swiglu"),
+        ("norm", "rms_norm", "rmsnorm"),
+        ("position", "rope", "rotary"),
+    ],
 )
 def test_an_unknown_choice_is_refused_with_the_nearest_one(name, given, nearest):
     with pytest.raises(ConfigError) as refusal:

@@ -36,7 +36,12 @@ def profile_frame(cost: tp.CostModel, n_repeats=3, n_stages=1, together=None, **
         scaled = alone.assign(forward_ms=alone["forward_ms"] * together, backward_ms=alone["backward_ms"] * together)
         frames.append(scaled.assign(together=True))
     return pd.concat(
-        [frame.assign(stage=stage, repeat=repeat) for frame in frames for stage in range(n_stages) for repeat in range(n_repeats)],
+        [
+            frame.assign(stage=stage, repeat=repeat)
+            for frame in frames
+            for stage in range(n_stages)
+            for repeat in range(n_repeats)
+        ],
         ignore_index=True,
     )
 
@@ -101,12 +106,17 @@ class TestTableCost:
     def test_a_point_of_the_table_is_returned_as_it_stands(self):
         rng = np.random.default_rng(0)
         frame = grid_frame(LINEAR, sequences=(1, 4))
-        frame = frame.assign(forward_ms=rng.random(len(frame)), backward_ms=rng.random(len(frame)), weight_ms=rng.random(len(frame)))
+        frame = frame.assign(
+            forward_ms=rng.random(len(frame)), backward_ms=rng.random(len(frame)), weight_ms=rng.random(len(frame))
+        )
         cost = tp.TableCost(frame.sample(frac=1, random_state=0))
         where = [frame[name].to_numpy() for name in ("slice_tokens", "context_tokens", "n_sequences")]
         for name in ("forward_ms", "backward_ms", "weight_ms"):
             np.testing.assert_array_equal(getattr(cost, name)(*where), frame[name])
-        assert cost.forward_ms(16, 64, 4) == frame.query("slice_tokens == 16 and context_tokens == 64 and n_sequences == 4")["forward_ms"].item()
+        assert (
+            cost.forward_ms(16, 64, 4)
+            == frame.query("slice_tokens == 16 and context_tokens == 64 and n_sequences == 4")["forward_ms"].item()
+        )
 
     def test_between_its_points_a_plane_is_followed_exactly(self):
         plane = tp.CallableCost(lambda l, c, b: 1 + 0.5 * l + 0.25 * c, lambda l, c, b: 2 + 0.125 * l + 0.0625 * c)
@@ -156,7 +166,9 @@ class TestTableCost:
         assert "0…256" in said
 
     def test_points_on_one_line_are_interpolated_along_it_and_refused_beside_it(self):
-        frame = pd.DataFrame({"slice_tokens": [8, 16, 64], "context_tokens": 0, "forward_ms": [1.0, 2.0, 8.0], "backward_ms": 1.0})
+        frame = pd.DataFrame(
+            {"slice_tokens": [8, 16, 64], "context_tokens": 0, "forward_ms": [1.0, 2.0, 8.0], "backward_ms": 1.0}
+        )
         cost = tp.TableCost(frame)
         assert cost.forward_ms(40, 0) == pytest.approx(5.0)
         with pytest.raises(CostError, match="context_tokens=1"):

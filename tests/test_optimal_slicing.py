@@ -34,7 +34,8 @@ class Table:
         self.forward = np.array([[rng.choice(forward) for _ in range(shape[1])] for _ in range(shape[0])])
         self.backward = np.array([[rng.choice(backward) for _ in range(shape[1])] for _ in range(shape[0])])
         self.cost = tp.CallableCost(
-            lambda l, c, b: b * self.forward[np.asarray(l), np.asarray(c)], lambda l, c, b: b * self.backward[np.asarray(l), np.asarray(c)]
+            lambda l, c, b: b * self.forward[np.asarray(l), np.asarray(c)],
+            lambda l, c, b: b * self.backward[np.asarray(l), np.asarray(c)],
         )
 
     def least(self, seq_tokens: int, n_stages: int, objective: str, granularity: int = 1, shortest: int = 1) -> float:
@@ -69,10 +70,16 @@ def test_no_slicing_of_all_2_to_the_l_minus_1_is_better(objective, seq_tokens, n
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(
-    units=st.integers(1, 7), granularity=st.integers(1, 3), shortest=st.integers(1, 4), n_stages=st.integers(1, 9), seed=st.integers(0, 2**32)
+    units=st.integers(1, 7),
+    granularity=st.integers(1, 3),
+    shortest=st.integers(1, 4),
+    n_stages=st.integers(1, 9),
+    seed=st.integers(0, 2**32),
 )
 @PROPERTY
-def test_granularity_and_shortest_slice_leave_the_best_of_what_they_allow(objective, units, granularity, shortest, n_stages, seed):
+def test_granularity_and_shortest_slice_leave_the_best_of_what_they_allow(
+    objective, units, granularity, shortest, n_stages, seed
+):
     rng, seq_tokens = random.Random(seed), units * granularity
     table = Table(seq_tokens, rng)
     table.forward = np.where(np.isinf(table.forward), 7.0, table.forward)
@@ -145,7 +152,9 @@ def test_known_optima_of_2048_tokens_within_1e_6_s(floor, n_stages):
         layer = 4.5e-5 * np.maximum(l, floor) + 6e-9 * l * (c + l / 2)
         return 1e3 * (layer * (96 / n_stages) + 2 * (5e-5 + 4e-7 * l))
 
-    plan = tp.optimal_slicing(tp.CallableCost(slice_ms, lambda l, c, b: 0.0), 2048, n_stages, granularity_tokens=8, objective="paper")
+    plan = tp.optimal_slicing(
+        tp.CallableCost(slice_ms, lambda l, c, b: 0.0), 2048, n_stages, granularity_tokens=8, objective="paper"
+    )
     assert plan.latency_ms / 1e3 == pytest.approx(KNOWN_S[floor, n_stages], abs=1e-6)
     assert plan.n_programs <= 100  # tens of DPs, not one for each of 32,896 values of t_max
     lengths = plan.slicing.microbatches[0].slice_tokens
@@ -156,7 +165,8 @@ def test_a_cost_as_noisy_as_a_measured_one_takes_hundreds_of_dps_at_most():
     rng = np.random.default_rng(0)
     noise = 1 + 0.02 * rng.standard_normal((2, 129, 128))
     cost = tp.CallableCost(
-        lambda l, c, b: (1 + 0.05 * l + 1e-4 * l * c) * noise[0, l, c], lambda l, c, b: (2 + 0.1 * l + 2e-4 * l * c) * noise[1, l, c]
+        lambda l, c, b: (1 + 0.05 * l + 1e-4 * l * c) * noise[0, l, c],
+        lambda l, c, b: (2 + 0.1 * l + 2e-4 * l * c) * noise[1, l, c],
     )
     plan = tp.optimal_slicing(cost, 128, 8)
     assert plan.n_programs <= 500

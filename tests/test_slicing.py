@@ -211,7 +211,8 @@ def test_empty_pieces_and_microbatches_of_different_tokens_are_refused_naming_th
 
 
 @pytest.mark.parametrize(
-    ("n_sequences", "lengths"), [(0, (4,)), (-1, (4,)), (1, ()), (1, (4, 0)), (1, (-1, 5)), (1.5, (4,)), (1, (1.7, 2.3)), (1, ("a",))]
+    ("n_sequences", "lengths"),
+    [(0, (4,)), (-1, (4,)), (1, ()), (1, (4, 0)), (1, (-1, 5)), (1.5, (4,)), (1, (1.7, 2.3)), (1, ("a",))],
 )
 def test_a_microbatch_built_by_hand_is_held_to_the_same_rules(n_sequences, lengths):
     with pytest.raises(SlicingError):

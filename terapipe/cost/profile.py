@@ -63,7 +63,7 @@ class Profile:
         `exclude` marks rows of `medians(stage)` to leave out of the context part.
         """
         points = self.medians(stage)
-        if points["n_sequences"].nunique() != 1:
+        if len(set(points["n_sequences"])) != 1:
             raise CostError(
                 f"the profile holds n_sequences {sorted(points['n_sequences'].unique())}; eq. (9) is fitted to one. "
                 "Use profile.table(), or profile one number of sequences."
@@ -114,12 +114,9 @@ class Profile:
     def _noise(self, stage: int | None) -> dict[str, float]:
         rows = self.frame[~self.frame["together"]]
         rows = rows if stage is None else rows[rows["stage"] == stage]
-        quantiles = rows.groupby(POINT)[["forward_ms", "backward_ms"]].quantile(np.array([0.25, 0.5, 0.75])).unstack()
-        spread = {}
-        for kind in ("forward", "backward"):
-            column = quantiles[f"{kind}_ms"]
-            spread[kind] = float(((column[0.75] - column[0.25]) / 2 / column[0.5]).median())
-        return spread
+        groups = rows.groupby(POINT)[["forward_ms", "backward_ms"]]
+        spread = (groups.quantile(0.75) - groups.quantile(0.25)) / 2 / groups.median()
+        return {kind: float(spread[f"{kind}_ms"].median()) for kind in ("forward", "backward")}
 
     def contention_ratios(self) -> npt.NDArray[np.float64]:
         """Time with all ranks computing at once ÷ time alone, a value for each point measured both ways."""

@@ -88,7 +88,7 @@ class _Append(torch.autograd.Function):
     """Forward: write the slice's rows, return the prefix. Backward: see the module's drawing."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, buffer: Buffer, start: int) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: torch.Tensor, buffer: Buffer, start: int) -> torch.Tensor:
         end = start + rows.shape[2]
         ctx.buffer, ctx.start, ctx.end = buffer, start, end
         # .data has a version counter of its own: later slices write other rows of this storage,
@@ -98,7 +98,7 @@ class _Append(torch.autograd.Function):
         return stored[:, :, :end]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         total = ctx.buffer.gradient
         if ctx.end == total.shape[2]:
             total.copy_(gradient)  # the last slice comes first and covers every row
@@ -139,7 +139,7 @@ class MicrobatchContext:
         """Write rows from `start`; return the prefix, with the gradient boundary."""
         if (layer, kind) not in self.buffers:
             self.buffers[layer, kind] = self.pool.take(rows, self.masks.seq_tokens)
-        prefix: torch.Tensor = _Append.apply(rows, self.buffers[layer, kind], start)
+        prefix: torch.Tensor = _Append.apply(rows, self.buffers[layer, kind], start)  # type: ignore[no-untyped-call]
         return prefix
 
     def release(self) -> None:

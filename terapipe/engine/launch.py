@@ -34,10 +34,16 @@ from terapipe.spec import RunSpec
 
 START_TIMEOUT_S = 90.0
 ECHO_PATIENCE_S = 4.0  # how long to look for the cause once a rank reports that it lost another
-_PRELOAD = ["torch", "torch.distributed", "numpy", "pandas"]  # never terapipe or the user's modules: they may change
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "numpy",
+    "pandas",
+]  # never terapipe or the user's modules: they may change
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 
-Progress = Callable[[dict[str, Any]], None]
+Progress = Callable[[dict[str, Any]], object]
 
 
 class Ranks:
@@ -83,7 +89,7 @@ class Ranks:
         stolen = steal_ms()
         job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save}
         with tqdm(total=n_steps, unit="step", delay=2, leave=False, desc=f"{self.n_ranks} ranks") as bar:
-            self.do(job, lambda _: None if bar.update() else None)
+            self.do(job, lambda _: bar.update())
         about = {"threads_per_rank": 1, "pinned": hasattr(os, "sched_setaffinity"), "steal_ms": steal_ms() - stolen}
         for directory in directories:
             _finish(directory, about)
@@ -181,7 +187,7 @@ def run(specs: RunSpec | Sequence[RunSpec]) -> Any:
         done = [_join(spec) for spec in several]
     else:
         done = [None] * len(several)  # type: ignore[list-item]
-        for indices in _groups(several):
+        for indices in launch_groups(several):
             for index, finished in zip(indices, _launch([several[index] for index in indices]), strict=True):
                 done[index] = finished
     return done[0] if isinstance(specs, RunSpec) else done
@@ -220,7 +226,8 @@ def check_devices(specs: Sequence[RunSpec]) -> None:
         raise SpecError(f"device='cuda': {found} here, and the engine runs on CPUs for now. Use device='cpu' or 'emulated'.")
 
 
-def _groups(specs: Sequence[RunSpec]) -> Iterator[list[int]]:
+def launch_groups(specs: Sequence[RunSpec]) -> Iterator[list[int]]:
+    """Indices of the specs that share ranks and device, group after group."""
     keys = [(spec.n_ranks, spec.device) for spec in specs]
     for key in dict.fromkeys(keys):
         yield [index for index, other in enumerate(keys) if other == key]
@@ -289,8 +296,8 @@ def _own_signals() -> Iterator[None]:
 @contextmanager
 def _quiet_elastic() -> Iterator[None]:
     """Silence torch elastic's report of a failed process; this module raises its own."""
-    logger = logging.getLogger("torch.distributed.elastic.multiprocessing")
-    loggers = [logger, *(logging.getLogger(f"{logger.name}.{name}") for name in ("api", "redirects")), torch_spawn_log()]
+    names = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.multiprocessing.redirects")
+    loggers = [logging.getLogger(name) for name in (*names, "torch.multiprocessing.spawn")]
     levels = [each.level for each in loggers]
     for each in loggers:
         each.setLevel(logging.CRITICAL)
@@ -299,11 +306,6 @@ def _quiet_elastic() -> Iterator[None]:
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
-
-
-def torch_spawn_log() -> logging.Logger:
-    """The logger that reports each process torch ends."""
-    return logging.getLogger("torch.multiprocessing.spawn")
 
 
 def _remove_empty(directory: Path) -> None:

@@ -37,7 +37,7 @@ def peers_needed() -> Iterator[None]:
 class Mesh:
     """This rank's place among the pipeline's ranks."""
 
-    def __init__(self, store: dist.Store, rank: int, n_ranks: int) -> None:
+    def __init__(self, store: dist.TCPStore | dist.PrefixStore, rank: int, n_ranks: int) -> None:
         self.rank, self.n_ranks = rank, n_ranks
         with peers_needed():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks, timeout=TIMEOUT)

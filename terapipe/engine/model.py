@@ -32,10 +32,11 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> t
     grouped = queries.shape[1] != keys.shape[1]
     if length == total:  # no context: square, where top-left and lower-right alignment agree
         return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+    mask: torch.Tensor
     if queries.is_cuda:
         from torch.nn.attention.bias import causal_lower_right
 
-        mask = causal_lower_right(length, total)
+        mask = causal_lower_right(length, total)  # a tensor only in name; it selects a fused kernel
     else:
         mask = lower_right_mask(length, total, queries.dtype)
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)

@@ -41,7 +41,9 @@ class Optimizer:
 
     def grad_norm(self) -> float:
         """Norm of the whole model's gradient, each parameter counted once."""
-        squares = [gradient.double().pow(2).sum() for name in self.owned if (gradient := self.parameters[name].grad) is not None]
+        squares = [
+            gradient.double().pow(2).sum() for name in self.owned if (gradient := self.parameters[name].grad) is not None
+        ]
         return float(self.mesh.sum(torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)).sqrt())
 
     def step(self) -> float:

@@ -1,7 +1,7 @@
 """Times one stage's slices inside a rank, with the code that runs them in training."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,36 @@ from terapipe.slicing import MicrobatchSlices, Slicing
 Point = tuple[int, int, int]  # slice_tokens, context_tokens, n_sequences
 
 
-def probe(mesh: Mesh, directory: Path, alone: Sequence[Point], together: Sequence[Point], n_repeats: int) -> list[dict[str, Any]]:
-    """Measure this rank's stages: first each rank while the others wait, then all at once."""
+def probe(
+    mesh: Mesh, directory: Path, job: Mapping[str, Any], report: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
+    """Measure this rank's stages: first each rank while the others wait, then all at once.
+
+    `job` holds the points to measure "alone" and "together", and "n_repeats".
+    """
     run = RankRun(mesh, directory)
-    rows: list[dict[str, Any]] = []
     stages = {index: stage for index, stage in run.stages.items() if isinstance(stage, Stage)}
     if len(stages) != len(run.stages):
         raise SpecError("emulated stages have no cost to measure: it was put in.")
-    for rank in range(mesh.n_ranks):
+    rows: list[dict[str, Any]] = []
+    turns = [(rank, point) for rank in range(mesh.n_ranks) for point in job["alone"]]
+    for rank, point in [*turns, *((None, point) for point in job["together"])]:
         mesh.barrier()
-        if rank == mesh.rank:
-            rows += _measure(run, stages, alone, n_repeats, together=False)
-    for point in together:
-        mesh.barrier()
-        rows += _measure(run, stages, [point], n_repeats, together=True)
+        if rank in (mesh.rank, None):
+            rows += _measure(run, stages, tuple(point), job["n_repeats"], together=rank is None)
+        if mesh.rank == 0:
+            report({"event": "step"})
     run.close()
     return rows
 
 
-def _measure(
-    run: RankRun, stages: dict[int, Stage], points: Sequence[Point], n_repeats: int, together: bool
-) -> list[dict[str, Any]]:
-    rows = []
-    for index, stage in stages.items():
-        for point in points:
-            times = time_slice(stage, point, run.spec.model.vocab_size, run.dtype, n_repeats)
-            place = dict(zip(("slice_tokens", "context_tokens", "n_sequences"), point, strict=True))
-            rows += [
-                {"stage": index, **place, "together": together, "repeat": repeat, "forward_ms": forward, "backward_ms": backward}
-                for repeat, (forward, backward) in enumerate(times)
-            ]
-    return rows
+def _measure(run: RankRun, stages: dict[int, Stage], point: Point, n_repeats: int, together: bool) -> list[dict[str, Any]]:
+    where = dict(zip(("slice_tokens", "context_tokens", "n_sequences"), point, strict=True))
+    return [
+        {"stage": index, **where, "together": together, "repeat": repeat, "forward_ms": forward, "backward_ms": backward}
+        for index, stage in stages.items()
+        for repeat, (forward, backward) in enumerate(time_slice(stage, point, run.spec.model.vocab_size, run.dtype, n_repeats))
+    ]
 
 
 def time_slice(stage: Stage, point: Point, vocab_size: int, dtype: torch.dtype, n_repeats: int) -> list[tuple[float, float]]:

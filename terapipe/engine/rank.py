@@ -32,8 +32,12 @@ class RankRun:
             stage: self._build_stage(stage) for stage, home in enumerate(self.homes) if home == mesh.rank
         }
         computing = [stage.module for stage in self.stages.values() if isinstance(stage, Stage)]
-        self.optimizer = Optimizer(mesh, computing, self.spec.learning_rate, self.spec.clip_grad_norm) if not self.emulated else None
-        self.runtimes = [Runtime(mesh, schedule, self.stages, self.spec.model.d_model, self.dtype) for schedule in self.schedules]
+        self.optimizer = (
+            Optimizer(mesh, computing, self.spec.learning_rate, self.spec.clip_grad_norm) if not self.emulated else None
+        )
+        self.runtimes = [
+            Runtime(mesh, schedule, self.stages, self.spec.model.d_model, self.dtype) for schedule in self.schedules
+        ]
         fault = Fault.from_environment()
         self.fault = fault if fault is not None and fault.rank == mesh.rank else None
         self.timings = (directory / f"timings-rank-{mesh.rank}.csv").open("w", newline="", encoding="utf-8")

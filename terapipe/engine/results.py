@@ -1,9 +1,9 @@
 """A run directory: what a run leaves on disk, and how it is read back.
 
-    spec.json                the spec          schedule.csv, schedule-1.csv, …   one for each slicing
-    timings-rank-N.csv       written after every step, so a failed run keeps its earlier steps
-    timings.parquet          all ranks merged  losses.csv    step, loss, grad_norm
-    rank-N.log               what a rank printed              host.json   machine, versions, steal
+spec.json                the spec          schedule.csv, schedule-1.csv, …   one for each slicing
+timings-rank-N.csv       written after every step, so a failed run keeps its earlier steps
+timings.parquet          all ranks merged  losses.csv    step, loss, grad_norm
+rank-N.log               what a rank printed              host.json   machine, versions, steal
 """
 
 import json
@@ -90,9 +90,7 @@ def prepare(spec: RunSpec, directory: Path) -> Path:
 def read_schedules(directory: Path, spec: RunSpec) -> list[Schedule]:
     """The schedules that `prepare` wrote, one for each slicing."""
     name = spec.schedule if isinstance(spec.schedule, str) else spec.schedule.name
-    return [
-        Schedule.from_csv(directory / _schedule_file(index), slicing, name) for index, slicing in enumerate(spec.slicings)
-    ]
+    return [Schedule.from_csv(directory / _schedule_file(index), slicing, name) for index, slicing in enumerate(spec.slicings)]
 
 
 def _schedule_file(index: int) -> str:

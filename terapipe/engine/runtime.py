@@ -85,7 +85,12 @@ class Runtime:
         return origin, timed
 
     def _hand_over(
-        self, action: Action, output: torch.Tensor | None, inbox: dict[Action, torch.Tensor], arrived: dict[Action, int], now: int
+        self,
+        action: Action,
+        output: torch.Tensor | None,
+        inbox: dict[Action, torch.Tensor],
+        arrived: dict[Action, int],
+        now: int,
     ) -> None:
         """Keep an output that a stage on this same rank needs."""
         target = action.stage + (1 if action.kind is Kind.F else -1)

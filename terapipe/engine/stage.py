@@ -37,9 +37,7 @@ from terapipe.slicing import Slicing
 WEIGHT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 
 
-def build_module(
-    model: ModelConfig, layers: range, seed: int, dtype: torch.dtype, path: str | None = None
-) -> nn.Module:
+def build_module(model: ModelConfig, layers: range, seed: int, dtype: torch.dtype, path: str | None = None) -> nn.Module:
     """The module of a range of layers, with weights that do not depend on the range."""
     kind: Any = DecoderStage
     if path is not None:

@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 
-from terapipe.engine.launch import Ranks, _groups
+from terapipe.engine.launch import Ranks, launch_groups
 from terapipe.engine.rank import step_inputs
 from terapipe.engine.reference import build_reference, reference_step, train_reference
 from terapipe.engine.results import load_run, prepare
@@ -52,10 +51,11 @@ def verify(specs: RunSpec | Sequence[RunSpec], what: Literal["gradients", "param
     if what == "gradients":
         several = [spec.replaced(n_warmup_steps=0, n_steps=len(spec.slicings)) for spec in several]
     rows: list[pd.DataFrame] = []
-    with tempfile.TemporaryDirectory(prefix="terapipe-verify-") as root, tqdm(
-        total=len(several), unit="spec", delay=2, leave=False, desc="verify"
-    ) as bar:
-        for indices in _groups(several):
+    with (
+        tempfile.TemporaryDirectory(prefix="terapipe-verify-") as root,
+        tqdm(total=len(several), unit="spec", delay=2, leave=False, desc="verify") as bar,
+    ):
+        for indices in launch_groups(several):
             directories = [prepare(several[index], Path(root) / str(index)) for index in indices]
             with Ranks(several[indices[0]].n_ranks, Path(root)) as ranks:
                 ranks.train(directories, save=what)
@@ -107,8 +107,3 @@ def _errors(expected: Arrays, directory: Path, label: str, n_ranks: int) -> pd.D
                 missing.discard(name)
     rows += [(name, float("inf")) for name in sorted(missing)]
     return pd.DataFrame(rows, columns=["name", "max_relative_error"])
-
-
-def reference_threads() -> int:
-    """Threads that the one-process side of a comparison uses."""
-    return torch.get_num_threads()

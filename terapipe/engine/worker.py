@@ -56,8 +56,7 @@ def do_job(mesh: Mesh, job: dict[str, Any], report: Report) -> Any:
     if kind == "train":
         return train(mesh, [Path(path) for path in job["directories"]], job["order"], job["save"], report)
     if kind == "probe":
-        points = [[tuple(point) for point in job[name]] for name in ("alone", "together")]
-        return probe(mesh, Path(job["directory"]), points[0], points[1], job["n_repeats"])
+        return probe(mesh, Path(job["directory"]), job, report)
     if kind == "fixed work":
         return time_fixed_work(mesh)
     assert kind == "one process"
@@ -124,7 +123,11 @@ def join(directory: Path) -> None:
     torch.set_num_threads(1)
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), n_ranks, rank == 0 and not _agent_store(), timeout=STORE_TIMEOUT
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        n_ranks,
+        rank == 0 and not _agent_store(),
+        timeout=STORE_TIMEOUT,
     )
     mesh = Mesh(dist.PrefixStore("terapipe", store), rank, n_ranks)
     train(mesh, [directory], None, None, lambda message: print(json.dumps(message), flush=True))

@@ -173,7 +173,8 @@ def _bars(panel: _Panel, ms_per_px: float, show_text: Callable[[pd.DataFrame], T
         here = (rows["kind"] == kind).to_numpy()
         if not here.any():
             continue
-        chosen = {name: column[here] for name, column in columns.items()}
+        chosen: dict[str, Any] = {name: column[here] for name, column in columns.items()}
+        chosen["base"] = chosen["base"].tolist()  # plotly would keep an array as one of objects
         shades = {"color": chosen.pop("tone"), "cmin": 0, "cmax": 1, "colorscale": look.colorscale}
         marker = {**shades, "line": {"color": "white", "width": edge}}
         words = {"name": f"{kind} {look.label}", "legendgroup": kind, "hovertemplate": template}

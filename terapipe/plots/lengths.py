@@ -85,7 +85,7 @@ def _bars(rows: list[_Row], lengths: npt.NDArray[np.int64]) -> go.Bar:
     return go.Bar(
         orientation="h",
         y=lane,
-        base=context,
+        base=context.tolist(),
         x=lengths,
         marker={**shades, "line": {"color": "white", "width": float(len(lengths) <= 100 * len(rows))}},
         text=lengths if len(lengths) <= style.MAX_LABELLED else None,

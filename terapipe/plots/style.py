@@ -107,7 +107,7 @@ def finish(
 ) -> go.Figure:
     """The shared layout around a plot area of a given height."""
     font = {"family": FONT, "size": 13, "color": "#222222"}
-    legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0.5, "xanchor": "center"}
+    legend = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0.5, "xanchor": "center"}
     return fig.update_layout(
         template="plotly_white",
         barmode="overlay",
@@ -118,6 +118,6 @@ def finish(
         margin={"l": 64, "r": 24, "t": top_px, "b": bottom_px, "pad": 4},
         hovermode="closest",
         hoverlabel={"align": "left", "font": {"family": FONT}},
-        legend={**legend, "title": {"font": {**font, "size": 14}, "side": "left"}},
+        legend={**legend, "title": {"font": {**font, "size": 15}, "side": "left"}},
         uniformtext={"minsize": 9, "mode": "hide"},
     )

@@ -72,7 +72,7 @@ class Schedule:
             for step, action in enumerate(order):
                 if homes.setdefault(action.stage, rank) != rank:
                     raise ScheduleError(
-                        f"stage {action.stage} is on rank {homes[action.stage]} and, at step {step}, on rank {rank} ({action}); "
+                        f"stage {action.stage} is on rank {homes[action.stage]} and on rank {rank} ({action} at step {step}); "
                         "a stage lives on exactly one rank."
                     )
         absent = [stage for stage in range(self.n_stages) if stage not in homes]

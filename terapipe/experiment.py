@@ -1,0 +1,121 @@
+"""Comparisons that may be published: raced, with an interval, beside their own noise.
+
+Two configurations run in one launch, a step of each in shuffled rounds, together with a second copy
+of the first. Each round gives one paired ratio; the copy's ratio, whose truth is 1, shows the noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from terapipe.engine.launch import Ranks, launch_directory, prepare_all
+from terapipe.engine.results import Run
+from terapipe.errors import SpecError, check_integer
+from terapipe.spec import RunSpec
+
+N_RESAMPLES = 10_000
+AGAIN = "again"  # name of the second copy of the first spec
+
+
+@dataclass(frozen=True, eq=False)
+class RaceResult:
+    """What a race measured.
+
+    Attributes
+    ----------
+    runs : list of Run
+        One for each spec.
+    again : Run
+        The second copy of the first spec: the A/A pair.
+    """
+
+    runs: list[Run]
+    again: Run
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """Step time in ms, one row a round, one column a spec, and "again" for the copy of spec 0."""
+        names: list[int | str] = [*range(len(self.runs)), AGAIN]
+        steps = [run.timeline.steps["makespan_ms"] for run in [*self.runs, self.again]]
+        return pd.concat(steps, axis=1, keys=names).rename_axis("round")
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row a spec: median step time, and speed-up over spec 0 with its 95 % interval."""
+        base = self.rounds[0].to_numpy(dtype=np.float64)
+        rows = []
+        for name, times in self.rounds.items():
+            speedup, low, high = paired_speedup(base, times.to_numpy(dtype=np.float64))
+            verdict = "the same" if name == 0 else _verdict(low, high)
+            rows.append((name, float(times.median()), speedup, low, high, len(times), verdict))
+        columns = ["spec", "step_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict"]
+        return pd.DataFrame(rows, columns=columns).set_index("spec")
+
+    @property
+    def aa_half_width(self) -> float:
+        """Half the 95 % interval of the A/A pair's ratio: differences below it are noise."""
+        intervals = self.table[["speedup_low", "speedup_high"]].to_numpy(dtype=np.float64)
+        return float(intervals[-1, 1] - intervals[-1, 0]) / 2
+
+
+def paired_speedup(base_ms: npt.NDArray[np.float64], other_ms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median of base ÷ other over rounds, with a bootstrap 95 % interval over rounds."""
+    ratios = np.log(base_ms) - np.log(other_ms)
+    resampled = np.random.default_rng(0).choice(ratios, size=(N_RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
+    return float(np.exp(np.median(ratios))), float(np.exp(low)), float(np.exp(high))
+
+
+def _verdict(low: float, high: float) -> str:
+    if low <= 1 <= high:
+        return "not distinguishable"
+    return "faster" if low > 1 else "slower"
+
+
+def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0) -> RaceResult:
+    """Compare specs, the first being the base, in alternating shuffled rounds of one launch.
+
+    Parameters
+    ----------
+    specs : list of RunSpec
+        At least one; all with the same ranks and device. Their `n_steps` becomes `n_rounds`.
+    n_rounds : int
+        Measured rounds, after each spec's warm-up steps.
+    seed : int
+        Of the order within rounds.
+    """
+    prepared = prepare_race(specs, n_rounds)
+    directories = prepare_all(prepared)
+    with Ranks(prepared[0].n_ranks, launch_directory(directories)) as ranks:
+        return run_race(ranks, prepared, directories, seed)
+
+
+def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:
+    """The specs of a race, with the copy of the first at the end; refuses what cannot be paired."""
+    check_integer("n_rounds", n_rounds, 2, SpecError)
+    if not specs:
+        raise SpecError("a race needs at least one spec.")
+    for index, spec in enumerate(specs):
+        for name in ("n_ranks", "device", "n_warmup_steps"):
+            if getattr(spec, name) != getattr(specs[0], name):
+                raise SpecError(
+                    f"spec {index} has {name}={getattr(spec, name)!r}, spec 0 has {getattr(specs[0], name)!r}; "
+                    "specs that race share them, as their steps alternate in one launch."
+                )
+        if spec.directory is not None:
+            raise SpecError(f"spec {index} has directory={str(spec.directory)!r}; a race makes its own.")
+    return [spec.replaced(n_steps=n_rounds) for spec in [*specs, specs[0]]]
+
+
+def run_race(ranks: Ranks, prepared: Sequence[RunSpec], directories: Sequence[Path], seed: int = 0) -> RaceResult:
+    """Race prepared specs on ranks that are already running."""
+    shuffle = np.random.default_rng(seed)
+    n_rounds = prepared[0].n_warmup_steps + prepared[0].n_steps
+    order = [int(index) for _ in range(n_rounds) for index in shuffle.permutation(len(prepared))]
+    *runs, again = ranks.train(directories, order)
+    return RaceResult(runs, again)
