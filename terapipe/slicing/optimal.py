@@ -19,6 +19,7 @@ from terapipe.errors import SlicingError, unknown_name
 from terapipe.slicing.value import MicrobatchSlices, Slicing
 
 Objective = Literal["two-phase", "paper"]
+ROUNDING = 1e-12  # relative: sums of the same slices in another order differ by less
 Matrix = npt.NDArray[np.float64]
 
 
@@ -178,15 +179,19 @@ class _BranchAndBound:
         if not finite.any():
             raise SlicingError("every slice is forbidden: its cost is infinite, or it is shorter than min_slice_tokens.")
         boxes = [self._solve(0.0, float(self.forward[finite].max()), 0.0, float(self.backward[finite].max()))]
-        while boxes and boxes[0].bound < self.best:
+        while boxes and self._is_open(boxes[0]):
             for part in self._split(heapq.heappop(boxes)):
-                if part.bound < self.best:
+                if self._is_open(part):
                     heapq.heappush(boxes, part)
         if not np.isfinite(self.best):
             raise SlicingError(
                 "no slicing covers the sequence: too many slices are forbidden (infinite cost, min_slice_tokens)."
             )
         return float(self.best), self.ends
+
+    def _is_open(self, box: _Box) -> bool:
+        """Whether the box can hold something better, beyond the rounding of its sums."""
+        return box.bound < self.best * (1 - ROUNDING)
 
     def _solve(self, f_low: float, f_high: float, b_low: float, b_high: float) -> _Box:
         """The box with its DP solved; the slicing found competes for the best."""
@@ -195,8 +200,7 @@ class _BranchAndBound:
             return _Box(np.inf, f_low, f_high, b_low, b_high, np.inf, f_high, b_high)
         starts = [0, *ends[:-1]]
         f_max, b_max = float(self.forward[ends, starts].max()), float(self.backward[ends, starts].max())
-        # The sum in slice order: what pipeline_latency_ms adds up.
-        latency = float(self.total[ends, starts].sum()) + self.extra_stages * (f_max + b_max)
+        latency = total + self.extra_stages * (f_max + b_max)
         if latency < self.best:
             self.best, self.ends, self.slowest = latency, ends, f_max + b_max
         return _Box(total + self.extra_stages * (f_low + b_low), f_low, f_high, b_low, b_high, total, f_max, b_max)
@@ -242,5 +246,5 @@ class _BranchAndBound:
 def _cut(low: float, high: float) -> tuple[float, float]:
     """The middle of [low, high] and the next number below it; `high` itself once they nearly touch."""
     middle = (low + high) / 2
-    cut = middle if middle - low > 1e-3 * high else high
+    cut = middle if middle - low > 1e-5 * high else high
     return cut, float(np.nextafter(cut, -np.inf))
