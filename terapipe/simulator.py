@@ -1,6 +1,7 @@
 """The discrete-event back end: schedule + cost + link → Timeline. No processes, no torch."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +122,7 @@ def _frame(
     blocked_by: npt.NDArray[np.int64],
 ) -> pd.DataFrame:
     units = graph.slicing.units[graph.unit]
-    texts = np.array([str(action) for order in graph.orders for action in order] + [""], dtype=object)
+    texts = np.array([*map(str, chain(*graph.orders)), ""], dtype=object)
     columns = {
         "source": "simulated",
         "step": 0,

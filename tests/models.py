@@ -38,7 +38,11 @@ class Pipeline:
     """Every stage of a model in one process; features and gradients are passed by hand."""
 
     def __init__(
-        self, model: tp.ModelConfig, layers_per_stage: Sequence[int], dtype: torch.dtype = torch.float64, path: str | None = None
+        self,
+        model: tp.ModelConfig,
+        layers_per_stage: Sequence[int],
+        dtype: torch.dtype = torch.float64,
+        path: str | None = None,
     ) -> None:
         ranges = split_layers(model.n_layers, len(layers_per_stage), layers_per_stage)
         modules = [build_module(model, layers, 0, dtype, path) for layers in ranges]

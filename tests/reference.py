@@ -83,26 +83,42 @@ def times(
     return done
 
 
-def contended_times(orders: Orders, duration: Duration, contention: float) -> Times:
-    """Free messages, but while two or more ranks compute, each does 1/contention of its work a millisecond."""
+def contended_times(orders: Orders, duration: Duration, contention: float, latency: float = 0.0) -> Times:
+    """While two or more ranks compute, each does 1/contention of its work a millisecond; messages are not slowed."""
+    home = {split(text)[0]: rank for rank, order in enumerate(orders) for text in order}
     present = {text for order in orders for text in order}
     begun: dict[str, float] = {}
     done: Times = {}
     at, left, now = [0] * len(orders), [0.0] * len(orders), 0.0
+
+    def arrival(need: str, rank: int) -> float:
+        end = done[need][1] if need in done else float("inf")
+        return end + (latency if home[split(need)[0]] != rank else 0.0)
+
     while len(done) < len(present):
+        busy, arrivals = [], []
         for rank, order in enumerate(orders):
-            idle = at[rank] < len(order) and order[at[rank]] not in begun
-            if idle and all(need in done for need in inputs(order[at[rank]]) if need in present):
-                begun[order[at[rank]]], left[rank] = now, duration(*split(order[at[rank]]))
-        busy = [rank for rank, order in enumerate(orders) if at[rank] < len(order) and order[at[rank]] in begun]
+            if at[rank] == len(order):
+                continue
+            text = order[at[rank]]
+            if text not in begun:
+                ready = max([0.0, *(arrival(need, rank) for need in inputs(text) if need in present)])
+                if ready > now:
+                    arrivals.append(ready)
+                    continue
+                begun[text], left[rank] = now, duration(*split(text))
+            busy.append(rank)
         slowdown = contention if len(busy) > 1 else 1.0
-        first = min(busy, key=lambda rank: left[rank])
-        passed = left[first]
-        now += passed * slowdown
+        first = min(busy, key=lambda rank: left[rank], default=None)
+        end = now + left[first] * slowdown if first is not None else float("inf")
+        until = min([end, *arrivals])
         for rank in busy:
-            left[rank] -= passed
-        done[orders[first][at[first]]] = (begun[orders[first][at[first]]], now)
-        at[first] += 1
+            left[rank] -= (until - now) / slowdown
+        now = until
+        if first is not None and until == end:
+            text = orders[first][at[first]]
+            done[text] = (begun[text], now)
+            at[first] += 1
     return done
 
 

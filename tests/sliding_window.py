@@ -19,8 +19,7 @@ class SlidingWindowAttention(Attention):
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         queries, keys, values = (
-            linear(inputs).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
+            linear(inputs).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.query, self.key, self.value)
         )
         if self.rotary is not None:
             queries, keys = self.rotary(queries, positions), self.rotary(keys, positions)

@@ -84,7 +84,11 @@ class TestCausality:
 
     @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
     def test_attention_is_the_softmax_of_scaled_products_written_out(self, n_kv_heads):
-        queries, keys, values = random_rows(1, 2, 4, 3, 8), random_rows(2, 2, n_kv_heads, 7, 8), random_rows(3, 2, n_kv_heads, 7, 8)
+        queries, keys, values = (
+            random_rows(1, 2, 4, 3, 8),
+            random_rows(2, 2, n_kv_heads, 7, 8),
+            random_rows(3, 2, n_kv_heads, 7, 8),
+        )
         found = attend(queries, keys, values)
         for batch in range(2):
             for head in range(4):
@@ -135,7 +139,7 @@ class TestGradients:
         found = take_gradients(attention)
         torch.testing.assert_close(found_outputs, outputs, rtol=1e-12, atol=1e-12)
         wrong = {name for name in expected if worst_error({name: found[name]}, {name: expected[name]}) > 1e-3}
-        # A constant added to every key cancels in the softmax, so the whole gradient of the keys' bias is 0.
+        # The key bias's gradient is 0 (a constant on every key cancels in the softmax), but only with all its parts.
         assert wrong == {"key.weight", "value.weight", "key.bias", "value.bias"}
 
     def test_appending_equals_torch_cat_under_any_function_of_the_prefix(self):

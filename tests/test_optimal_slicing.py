@@ -22,17 +22,17 @@ class Table:
     """Forward and backward time of every (slice, context), drawn at random."""
 
     def __init__(self, seq_tokens: int, rng: random.Random) -> None:
-        pools = [
-            [0.0, 1.0, 1.0, 2.0, 3.0],  # ties and zeros
-            [0.5, 1.0, 4.0, math.inf],  # forbidden slices
-            [rng.uniform(0, 9) for _ in range(40)],  # any order: cost need not rise with length
-            [1.0 + 1e-9 * rng.random() for _ in range(40)] + [5.0],  # nearly equal
-            [10 ** rng.uniform(-6, 6) for _ in range(40)],
+        draws = [
+            lambda length: rng.choice([0.0, 1.0, 1.0, 2.0, 3.0]),  # ties and zeros
+            lambda length: rng.choice([0.5, 1.0, 4.0, math.inf]),  # forbidden slices
+            lambda length: rng.uniform(0, 9),  # in any order: a cost need not rise with length
+            lambda length: 10 ** rng.uniform(-6, 6),
+            lambda length: length + rng.choice([0.1, 0.5]) + 1e-7 * rng.random(),  # in proportion to tokens, but for a hair
         ]
-        shape = (seq_tokens + 1, seq_tokens)
-        forward, backward = rng.choice(pools), rng.choice(pools)
-        self.forward = np.array([[rng.choice(forward) for _ in range(shape[1])] for _ in range(shape[0])])
-        self.backward = np.array([[rng.choice(backward) for _ in range(shape[1])] for _ in range(shape[0])])
+        self.forward, self.backward = (
+            np.array([[draw(length) for _ in range(seq_tokens)] for length in range(seq_tokens + 1)])
+            for draw in (rng.choice(draws), rng.choice(draws))
+        )
         self.cost = tp.CallableCost(
             lambda l, c, b: b * self.forward[np.asarray(l), np.asarray(c)],
             lambda l, c, b: b * self.backward[np.asarray(l), np.asarray(c)],

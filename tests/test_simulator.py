@@ -173,13 +173,14 @@ class TestReference:
         expected = times(orders, duration, lambda source, target: values[source, target][0], transmission, blocking=not overlap)
         assert_same(tp.simulate(schedule, costs, link, bytes_per_token=1000), expected)
 
-    @given(schedules(), st.integers(0, 2**32), st.sampled_from([1.0, 1.25, 1.9, 3.0]))
+    @given(schedules(), st.integers(0, 2**32), st.sampled_from([1.0, 1.25, 1.9, 3.0]), st.sampled_from([0.0, 0.37]))
     @settings(PROPERTY, max_examples=100)
-    def test_with_contention_too(self, drawn, seed, contention):
+    def test_with_contention_too(self, drawn, seed, contention, latency):
         orders, _, schedule, costs, duration = draw_case(drawn, seed)
-        timeline = tp.simulate(schedule, costs, contention=contention)
-        assert_same(timeline, contended_times(orders, duration, contention))
-        alone = tp.simulate(schedule, costs).makespan_ms
+        link = tp.Link(latency)
+        timeline = tp.simulate(schedule, costs, link, contention=contention)
+        assert_same(timeline, contended_times(orders, duration, contention, latency))
+        alone = tp.simulate(schedule, costs, link).makespan_ms
         assert alone - 1e-9 <= timeline.makespan_ms <= contention * alone + 1e-9
 
     @given(schedules(), st.integers(0, 2**32))
@@ -272,6 +273,10 @@ class TestLinks:
         frame = tp.simulate(schedule, WHOLE, bytes_per_token=10).frame
         sent = {text: row for text, row in zip(as_times(tp.Timeline(frame)), frame["n_bytes"], strict=True) if row}
         assert sent == {"0F0.0": 60, "0F0.1": 30, "1B0.1": 30, "1B0.0": 60}
+
+    def test_of_a_split_backward_only_the_input_half_sends(self):
+        schedule = tp.Schedule.from_orders({0: "0F0 0I0 0W0", 1: "1F0 1I0 1W0"}, "[(1, [4])]")
+        assert tp.simulate(schedule, WHOLE, bytes_per_token=1).frame["n_bytes"].tolist() == [4, 0, 0, 0, 4, 0]
 
 
 class TestContention:

@@ -43,15 +43,17 @@ class Switchboard:
                 continue
 
     def receive(self, timeout_s: float) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What ranks have said within the timeout: (rank, object)."""
-        for key, _ in self.selector.select(timeout_s):
-            if key.fileobj is self.listener:
-                line, _ = self.listener.accept()
-                self.selector.register(line, selectors.EVENT_READ)
-                self.buffers[line] = b""
-                continue
-            assert isinstance(key.fileobj, socket.socket)
-            yield from self._read(key.fileobj)
+        """What ranks say within the timeout, and all that has arrived by then: (rank, object)."""
+        while ready := self.selector.select(timeout_s):
+            for key, _ in ready:
+                if key.fileobj is self.listener:
+                    line, _ = self.listener.accept()
+                    self.selector.register(line, selectors.EVENT_READ)
+                    self.buffers[line] = b""
+                    continue
+                assert isinstance(key.fileobj, socket.socket)
+                yield from self._read(key.fileobj)
+            timeout_s = 0
 
     def _read(self, line: socket.socket) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
@@ -63,11 +65,26 @@ class Switchboard:
             return
         *complete, self.buffers[line] = (self.buffers[line] + data).split(b"\n")
         for text in complete:
-            message = json.loads(text)
-            if message.get("token") == self.token:
-                self.lines[int(message["rank"])] = line
-            if line in self.lines.values():
-                yield next(rank for rank, known in self.lines.items() if known is line), message
+            rank = next((rank for rank, known in self.lines.items() if known is line), None)
+            if rank is None:
+                rank = self._admit(line, text)
+            if rank is None:
+                return
+            yield rank, json.loads(text)
+
+    def _admit(self, line: socket.socket, text: bytes) -> int | None:
+        """The rank that calls; hang up on a caller who does not know the token."""
+        try:
+            hello = json.loads(text)
+            if secrets.compare_digest(hello["token"], self.token):
+                self.lines[int(hello["rank"])] = line
+                return int(hello["rank"])
+        except (ValueError, TypeError, KeyError):
+            pass
+        self.selector.unregister(line)
+        del self.buffers[line]
+        line.close()
+        return None
 
     def close(self) -> None:
         """Hang up: every rank that is left exits."""

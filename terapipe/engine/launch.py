@@ -5,30 +5,31 @@ already: a relaunch takes well under two seconds, and nothing is ever forked fro
 kernel. No port is fixed, every socket is on loopback.
 """
 
-import json
 import logging
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
+import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, start_processes
 from tqdm.auto import tqdm
 
 from terapipe.engine import worker
 from terapipe.engine.control import Switchboard
-from terapipe.engine.host import describe_host, steal_ms
-from terapipe.engine.results import Run, load_run, new_directory, prepare, read_timings
+from terapipe.engine.host import steal_ms
+from terapipe.engine.results import Run, load_run, new_directory, prepare
 from terapipe.errors import RunError, SpecError
 from terapipe.spec import RunSpec
 
@@ -41,7 +42,7 @@ _PRELOAD = [
     "numpy",
     "pandas",
 ]  # never terapipe or the user's modules: they may change
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+_ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 Progress = Callable[[dict[str, Any]], object]
 
@@ -55,8 +56,7 @@ class Ranks:
 
     def __enter__(self) -> Self:
         self.switchboard = Switchboard(self.n_ranks)
-        # The store listens on a port the system picks, and stays in this process.
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = _loopback_store()
         try:
             self._start()
             self._collect("ready", time.monotonic() + START_TIMEOUT_S)
@@ -68,7 +68,7 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.switchboard.send({"do": "stop"})
-            self.processes.wait(timeout=10, period=0.01)
+            self.context.wait(timeout=10, period=0.01)
         self._kill()
 
     def do(self, job: dict[str, Any], progress: Progress | None = None) -> list[Any]:
@@ -92,30 +92,36 @@ class Ranks:
             self.do(job, lambda _: bar.update())
         about = {"threads_per_rank": 1, "pinned": hasattr(os, "sched_setaffinity"), "steal_ms": steal_ms() - stolen}
         for directory in directories:
-            _finish(directory, about)
+            worker.finish(directory, about)
         return [load_run(directory) for directory in directories]
 
     def _start(self) -> None:
         multiprocessing.set_forkserver_preload(_PRELOAD)
-        logs = self.directory / f"launch-{secrets.token_hex(3)}"
+        self.scratch = self.directory / f"launch-{secrets.token_hex(3)}"
+        environment = _environment()
         with _quiet_elastic(), _own_signals(), _without_main():
-            self.processes = start_processes(
+            self.context = start_processes(
                 name="terapipe",
                 entrypoint=worker.serve,
                 args={
                     rank: (rank, self.n_ranks, self.store.port, str(self.directory / f"rank-{rank}.log"))
                     for rank in range(self.n_ranks)
                 },
-                envs={rank: _environment() | self.switchboard.environment(rank) for rank in range(self.n_ranks)},
-                logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+                envs={rank: environment | self.switchboard.environment(rank) for rank in range(self.n_ranks)},
+                logs_specs=DefaultLogsSpecs(log_dir=str(self.scratch)),
                 start_method="spawn" if sys.platform == "win32" else "forkserver",
             )
-        self.scratch = logs
+        # Elastic's own poll ends every process once one has ended, before a cause can be told from its echo.
+        assert isinstance(self.context, MultiprocessContext)
+        assert self.context._pc is not None
+        self.processes: list[BaseProcess] = self.context._pc.processes
 
     def _collect(self, event: str, deadline: float | None, progress: Progress | None = None) -> list[Any]:
         """Wait until every rank has said `event`."""
         results: dict[int, Any] = {}
         while len(results) < self.n_ranks:
+            # Looked at before listening: whatever a rank said before it ended is then heard.
+            ended = {rank: code for rank, process in enumerate(self.processes) if (code := process.exitcode) is not None}
             for rank, message in self.switchboard.receive(0.05):
                 if message.get("event") == event:
                     results[rank] = message.get("result")
@@ -123,25 +129,26 @@ class Ranks:
                     self.failures[rank] = message
                 elif message.get("event") == "step" and progress is not None:
                     progress(message)
-            self._check_alive()
+            self._check_alive(ended)
             if deadline is not None and time.monotonic() > deadline:
                 silent = sorted(set(range(self.n_ranks)) - set(results))
                 raise RunError(f"rank(s) {silent} did not start within {START_TIMEOUT_S:g} s; see {self.directory}/rank-*.log.")
         return [results[rank] for rank in range(self.n_ranks)]
 
-    def _check_alive(self) -> None:
-        """Raise for a rank that failed of itself; one that only lost another is given time to be explained."""
+    def _check_alive(self, ended: Mapping[int, int]) -> None:
+        """Raise for a rank that failed of itself; one that only lost another is given time to be explained.
+
+        `ended` holds the exit codes of ranks whose process is gone.
+        """
         causes = [rank for rank, failure in self.failures.items() if not failure["echo"]]
         if causes:
             failure = self.failures[causes[0]]
             raise self._error(causes[0], f"{failure['type']}: {failure['message']}")
-        with _quiet_elastic():
-            ended = self.processes.wait(timeout=0)
-        if ended is not None and ended.failures:
-            rank, process = next(iter(ended.failures.items()))
-            code = process.exitcode
+        silent = [rank for rank in ended if rank not in self.failures]
+        if silent:
+            code = ended[silent[0]]
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
-            raise self._error(rank, f"it {how} without a message")
+            raise self._error(silent[0], f"it {how} without a message")
         if self.failures:
             first = min(failure.setdefault("heard", time.monotonic()) for failure in self.failures.values())
             if time.monotonic() - first > ECHO_PATIENCE_S:
@@ -155,10 +162,10 @@ class Ranks:
     def _kill(self) -> None:
         """End every process that is left; the closed lines end them even where signals do not."""
         self.switchboard.close()
-        if hasattr(self, "processes"):
+        if hasattr(self, "context"):
             with _quiet_elastic():
-                self.processes.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, timeout=5)
-            _remove_empty(self.scratch)
+                self.context.close(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM, timeout=5)
+            shutil.rmtree(self.scratch, ignore_errors=True)  # torch elastic's own logs: ranks write theirs
 
 
 def run(specs: RunSpec | Sequence[RunSpec]) -> Any:
@@ -184,7 +191,7 @@ def run(specs: RunSpec | Sequence[RunSpec]) -> Any:
     if not several or not all(isinstance(spec, RunSpec) for spec in several):
         raise SpecError(f"run needs a RunSpec or a list of them, not {specs!r}.")
     if "RANK" in os.environ:
-        done = [_join(spec) for spec in several]
+        done = _join(several)
     else:
         done = [None] * len(several)  # type: ignore[list-item]
         for indices in launch_groups(several):
@@ -241,24 +248,24 @@ def _label(specs: Sequence[RunSpec]) -> str:
     return _name(specs[0]) if len(specs) == 1 else f"{len(specs)}-runs"
 
 
-def _finish(directory: Path, about: dict[str, Any]) -> None:
-    """Merge the ranks' tables, and note the machine."""
-    spec = load_run(directory).spec
-    read_timings(directory, spec).to_parquet(directory / "timings.parquet", index=False)
-    host = describe_host() | about | {"seed": spec.seed, "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    (directory / "host.json").write_text(json.dumps(host, indent=2) + "\n", encoding="utf-8")
+def _join(specs: Sequence[RunSpec]) -> list[Run]:
+    """Take part in runs whose processes another launcher started: every one of them calls this."""
+    check_devices(specs)
+    for spec in specs:
+        if spec.directory is None:
+            raise SpecError("under torchrun every process must name the same run directory: pass RunSpec(directory=…).")
+        if int(os.environ["WORLD_SIZE"]) != spec.n_ranks:
+            raise SpecError(f"torchrun started {os.environ['WORLD_SIZE']} processes, the run has n_ranks={spec.n_ranks}.")
+    directories = [Path(str(spec.directory)).absolute() for spec in specs]
+    worker.join(directories, specs)
+    return [load_run(directory) for directory in directories]
 
 
-def _join(spec: RunSpec) -> Run:
-    """Take part in a run whose processes another launcher started: every one of them calls this."""
-    if spec.directory is None:
-        raise SpecError("under torchrun every process must name the same run directory: pass RunSpec(directory=…).")
-    if int(os.environ["WORLD_SIZE"]) != spec.n_ranks:
-        raise SpecError(f"torchrun started {os.environ['WORLD_SIZE']} processes, the run has n_ranks={spec.n_ranks}.")
-    directory = Path(spec.directory).absolute()
-    prepare(spec, directory)
-    worker.join(directory)
-    return load_run(directory)
+def _loopback_store() -> dist.TCPStore:
+    """The ranks' meeting place: on a port the system picks, closed to other machines, in this process."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _environment() -> dict[str, str]:
@@ -281,16 +288,16 @@ def _without_main() -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the caller's signal handlers; torch elastic puts its own in their place."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    """Keep the caller's signal handlers: torch elastic would put its own in their place."""
+    before = os.environ.get(_ELASTIC_SIGNALS)
+    os.environ[_ELASTIC_SIGNALS] = ""
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if before is None:
+            del os.environ[_ELASTIC_SIGNALS]
+        else:
+            os.environ[_ELASTIC_SIGNALS] = before
 
 
 @contextmanager
@@ -306,15 +313,3 @@ def _quiet_elastic() -> Iterator[None]:
     finally:
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
-
-
-def _remove_empty(directory: Path) -> None:
-    """Remove torch elastic's log folder, which holds nothing: ranks write their own logs."""
-    for path in sorted(directory.rglob("*"), reverse=True):
-        if path.is_dir():
-            with suppress(OSError):
-                path.rmdir()
-        elif path.stat().st_size == 0:
-            path.unlink()
-    with suppress(OSError):
-        directory.rmdir()

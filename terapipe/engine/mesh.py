@@ -26,12 +26,12 @@ class PeerLostError(RunError):
 
 
 @contextmanager
-def peers_needed() -> Iterator[None]:
+def peers_needed(trouble: str = "lost contact with another rank") -> Iterator[None]:
     """Turn what torch.distributed raises when a peer is gone into `PeerLostError`."""
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"lost contact with another rank: {str(error).splitlines()[0]}") from error
+        raise PeerLostError(f"{trouble}: {str(error).splitlines()[0]}") from error
 
 
 class Mesh:
@@ -39,7 +39,7 @@ class Mesh:
 
     def __init__(self, store: dist.TCPStore | dist.PrefixStore, rank: int, n_ranks: int) -> None:
         self.rank, self.n_ranks = rank, n_ranks
-        with peers_needed():
+        with peers_needed("no contact with the other ranks (is GLOO_SOCKET_IFNAME an interface of this machine?)"):
             dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks, timeout=TIMEOUT)
             # Two groups: forward and backward traffic never wait for each other.
             self.forward_group, self.backward_group = self._new_group(range(n_ranks)), self._new_group(range(n_ranks))

@@ -5,13 +5,16 @@ Started by `engine.launch`, it gets jobs over its line. Under torchrun,
 """
 
 import gc
+import itertools
 import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,17 @@ import torch
 import torch.distributed as dist
 
 from terapipe.engine.control import ENVIRONMENT, Telephone
-from terapipe.engine.host import n_cores, pin, unpinned
+from terapipe.engine.host import allowed_cores, describe_host, n_cores, pin, steal_ms, unpinned
 from terapipe.engine.mesh import Mesh, PeerLostError
 from terapipe.engine.probe import probe, time_fixed_work
 from terapipe.engine.rank import RankRun
 from terapipe.engine.reference import time_reference
+from terapipe.engine.results import load_run, prepare, read_timings
 from terapipe.spec import RunSpec
 
 Report = Callable[[dict[str, Any]], None]
 STORE_TIMEOUT = timedelta(seconds=60)
+_joined = itertools.count()  # of the launches that this process joined: each needs keys of its own in the store
 
 
 def serve(rank: int, n_ranks: int, store_port: int, log: str) -> None:
@@ -118,20 +123,53 @@ def _describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def join(directory: Path) -> None:
-    """Train one run in a process that torchrun or another launcher started (RANK is set)."""
+def finish(directory: Path, about: dict[str, Any]) -> None:
+    """Merge the ranks' tables, and note the machine."""
+    spec = load_run(directory).spec
+    read_timings(directory, spec).to_parquet(directory / "timings.parquet", index=False)
+    host = describe_host() | about | {"seed": spec.seed, "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    (directory / "host.json").write_text(json.dumps(host, indent=2) + "\n", encoding="utf-8")
+
+
+def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
+    """Train runs in a process that torchrun or another launcher started (RANK is set).
+
+    Directories are prepared already, or made here from the specs.
+    """
     torch.set_num_threads(1)
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(
+    mesh = Mesh(dist.PrefixStore(f"terapipe-{_attempt()}-{next(_joined)}", _outer_store()), rank, n_ranks)
+    if rank == 0:  # the others have checked their specs by now, and with them that the directories are new
+        for spec, directory in zip(specs, directories, strict=False):
+            prepare(spec, directory)
+    mesh.barrier()
+    stolen = steal_ms()
+    train(mesh, directories, None, None, lambda message: print(json.dumps(message), flush=True))
+    mesh.barrier()
+    if rank == 0:
+        about = {"threads_per_rank": 1, "pinned": bool(allowed_cores()), "steal_ms": steal_ms() - stolen}
+        for directory in directories:
+            finish(directory, about)
+    mesh.barrier()
+    mesh.close()
+
+
+@cache
+def _outer_store() -> dist.TCPStore:
+    """The store at MASTER_ADDR:MASTER_PORT, which torchrun's agent hosts; without an agent, rank 0 does."""
+    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         n_ranks,
         rank == 0 and not _agent_store(),
         timeout=STORE_TIMEOUT,
     )
-    mesh = Mesh(dist.PrefixStore("terapipe", store), rank, n_ranks)
-    train(mesh, [directory], None, None, lambda message: print(json.dumps(message), flush=True))
-    mesh.close()
+
+
+def _attempt() -> str:
+    """Number of torchrun's attempt: after a restart the store still holds the keys of the one before."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _agent_store() -> bool:
@@ -142,4 +180,4 @@ def _agent_store() -> bool:
 if __name__ == "__main__":
     if len(sys.argv) != 2 or "RANK" not in os.environ:
         sys.exit("usage: torchrun --nproc-per-node N -m terapipe.engine.worker <run directory>")
-    join(Path(sys.argv[1]))
+    join([Path(sys.argv[1])])

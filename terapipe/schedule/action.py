@@ -37,7 +37,7 @@ class Action(NamedTuple):
     slice: int = 0
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{self.microbatch}.{self.slice}"
+        return f"{self.stage}{self.kind}{self.microbatch}.{self.slice}"
 
     @classmethod
     def parse(cls, text: str) -> "Action":

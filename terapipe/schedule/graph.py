@@ -12,6 +12,7 @@ of earlier ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -78,15 +79,20 @@ class Graph:
 
 
 def index_actions(orders: Sequence[Sequence[Action]], slicing: Slicing) -> dict[str, Indices]:
-    """Flat arrays of a schedule whose microbatches and slices exist; see `Graph`."""
-    firsts = slicing.first_units
-    rows = [
-        (rank, step, _CODES[action.kind], action.stage, firsts[action.microbatch] + action.slice)
-        for rank, order in enumerate(orders)
-        for step, action in enumerate(order)
-    ]
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    return dict(zip(("rank", "step", "kind", "stage", "unit"), columns, strict=True))
+    """Flat arrays of a schedule: those of `Graph`, with unit −1 for a slice that does not exist."""
+    lengths = [len(order) for order in orders]
+    stages, kinds, microbatches, slices = zip(*chain(*orders), strict=True) if sum(lengths) else ((), (), (), ())
+    microbatch, place = np.array(microbatches, dtype=np.int64), np.array(slices, dtype=np.int64)
+    n_slices = np.array([each.n_slices for each in slicing.microbatches])
+    known = np.minimum(microbatch, len(n_slices) - 1)
+    exists = (known == microbatch) & (place < n_slices[known])
+    return {
+        "rank": np.repeat(np.arange(len(orders)), lengths),
+        "step": np.concatenate([np.arange(length) for length in lengths]),
+        "kind": np.array([_CODES[kind] for kind in kinds], dtype=np.int64),
+        "stage": np.array(stages, dtype=np.int64),
+        "unit": np.where(exists, np.array(slicing.first_units)[known] + place, -1),
+    }
 
 
 def find_positions(columns: dict[str, Indices], n_stages: int, n_units: int) -> Indices:

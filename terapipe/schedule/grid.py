@@ -19,7 +19,7 @@ def format_grid(
     first_step, n_steps
         The window of steps to show; all by default.
     """
-    longest = max((len(order) for order in orders), default=0)
+    longest = max([*(len(order) for order in orders), *(step + 1 for _, step in marked)], default=0)
     end = longest if n_steps is None else min(longest, first_step + n_steps)
     cells = [
         [_cell(order[step] if step < len(order) else "", (rank, step) in marked) for rank, order in enumerate(orders)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from terapipe.errors import ScheduleError
 from terapipe.schedule.action import COMPUTE, Action
 from terapipe.schedule.graph import Graph
-from terapipe.schedule.grid import format_grid
+from terapipe.schedule.grid import format_around, format_grid
 from terapipe.schedule.validate import validate
 from terapipe.slicing import Slicing
 
@@ -69,11 +69,12 @@ class Schedule:
         """
         homes: dict[int, int] = {}
         for rank, order in enumerate(self.orders):
-            for step, action in enumerate(order):
-                if homes.setdefault(action.stage, rank) != rank:
+            for stage in {action.stage for action in order}:
+                if homes.setdefault(stage, rank) != rank:
+                    step, action = next((step, each) for step, each in enumerate(order) if each.stage == stage)
                     raise ScheduleError(
-                        f"stage {action.stage} is on rank {homes[action.stage]} and on rank {rank} ({action} at step {step}); "
-                        "a stage lives on exactly one rank."
+                        f"stage {stage} is on rank {homes[stage]} and, at step {step}, on rank {rank} ({action}); "
+                        f"a stage lives on exactly one rank.\n{format_around(self.orders, [(rank, step)])}"
                     )
         absent = [stage for stage in range(self.n_stages) if stage not in homes]
         if absent:
@@ -116,6 +117,8 @@ class Schedule:
         """Read what `to_csv` wrote; blank cells are idle steps and left out."""
         with Path(path).open(newline="", encoding="utf-8") as file:
             rows = [[cell for cell in row if cell.strip()] for row in csv.reader(file)]
+        while rows and not rows[-1]:  # blank lines at the end are no ranks
+            rows.pop()
         if not rows:
             raise ScheduleError(f"{path} is empty; it needs one row a rank.")
         return cls.from_orders(dict(enumerate(rows)), slicing, name)
@@ -123,11 +126,21 @@ class Schedule:
 
 def _read_order(rank: int, order: Order) -> tuple[Action, ...]:
     entries = order.replace(",", " ").split() if isinstance(order, str) else order
-    actions = tuple(entry if isinstance(entry, Action) else Action.parse(entry) for entry in entries)
-    for step, action in enumerate(actions):
-        if action.kind not in COMPUTE:
-            raise ScheduleError(
-                f"rank {rank}, step {step}: {action} is a transfer. A schedule lists compute actions (F, B, I, W); "
-                "sends and receives are added by lower()."
-            )
+    actions = tuple(_read_action(entry, f"rank {rank}, step {step}") for step, entry in enumerate(entries))
+    if not actions:
+        raise ScheduleError(f"rank {rank} has no actions; every rank runs at least one stage. Leave the rank out.")
     return actions
+
+
+def _read_action(entry: object, where: str) -> Action:
+    if isinstance(entry, Action):
+        entry = str(entry)  # read back like any text, which checks it
+    if not isinstance(entry, str):
+        raise ScheduleError(f"{where}: {entry!r} is not an action; write text like '2F0.3', or an Action.")
+    action = Action.parse(entry)
+    if action.kind not in COMPUTE:
+        raise ScheduleError(
+            f"{where}: {action} is a transfer. A schedule lists compute actions (F, B, I, W); "
+            "sends and receives are added by lower()."
+        )
+    return action

@@ -71,14 +71,13 @@ class _Replay:
         n = graph.n_actions
         self.duration: list[float] = np.asarray(duration_ms, dtype=np.float64).tolist()
         self.rank: list[int] = graph.rank.tolist()
-        ends = np.searchsorted(graph.rank, np.arange(len(graph.orders)), side="right")
-        self.rank_end: list[int] = ends.tolist()
-        self.head: list[int] = np.append(0, ends[:-1]).tolist()
+        bounds = np.searchsorted(graph.rank, np.arange(len(graph.orders) + 1)).tolist()
+        self.rank_start, self.rank_end, self.head = bounds[:-1], bounds[1:], bounds[:-1].copy()
         self.n_needed: list[int] = (graph.dependencies >= 0).sum(axis=1).tolist()
         self.local, self.remote = _successors(graph)
         self.receiver: list[int] = graph.receiver.tolist()
-        free = Transfers(np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool))
-        chosen = transfers or free
+        self.is_free = transfers is None
+        chosen = transfers or Transfers(np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool))
         self.transmission: list[float] = chosen.transmission_ms.tolist()
         self.latency: list[float] = chosen.latency_ms.tolist()
         self.blocks_sender: list[bool] = (chosen.blocks_sender & graph.crosses).tolist()
@@ -116,13 +115,15 @@ class _Replay:
         action = self.head[rank]
         if self.rank_busy[rank] or action >= self.rank_end[rank] or self.n_needed[action]:
             return
-        self.head[rank] += 1
+        self.head[rank] = action + 1
         self.rank_busy[rank] = True
         self.n_computing += 1
         self.start[action] = self.now
-        waited = self.ready[action] >= self.rank_free[rank] and self.waited_for[action] >= 0
-        before = action - 1 if action > 0 and self.rank[action - 1] == rank else -1
-        self.blocked_by[action] = self.waited_for[action] if waited else before
+        waited_for = self.waited_for[action]
+        if waited_for >= 0 and self.ready[action] >= self.rank_free[rank]:
+            self.blocked_by[action] = waited_for
+        elif action > self.rank_start[rank]:
+            self.blocked_by[action] = action - 1
         heapq.heappush(self.computing, (self.work + self.duration[action], action))
 
     def _finish(self, action: int) -> None:
@@ -131,22 +132,26 @@ class _Replay:
         self.n_computing -= 1
         for successor in self.local[action]:
             self._satisfy(successor, action)
-        successor = self.remote[action]
-        arrival = now
+        successor, arrival = self.remote[action], now
         if successor >= 0:
-            link = (rank, self.receiver[action])
-            sent = max(now, self.link_free.get(link, 0.0)) + self.transmission[action]
-            self.link_free[link] = sent
-            arrival = sent + self.latency[action]
+            arrival = self._send(action, rank)
             if arrival > now:
                 freed = rank if self.blocks_sender[action] else -1
                 heapq.heappush(self.arriving, (arrival, action, freed))
             else:
                 self._satisfy(successor, action)
                 self._start_next(self.rank[successor])
-        if not (self.blocks_sender[action] and arrival > now):
+        if arrival == now or not self.blocks_sender[action]:
             self._free(rank)
-        # A stage handed over on the same rank is the rank's own business: _free has looked at it.
+
+    def _send(self, action: int, rank: int) -> float:
+        """When the action's message arrives; it occupies the link meanwhile."""
+        if self.is_free:
+            return self.now
+        link = (rank, self.receiver[action])
+        sent = max(self.now, self.link_free.get(link, 0.0)) + self.transmission[action]
+        self.link_free[link] = sent
+        return sent + self.latency[action]
 
     def _arrive(self, message: int, freed: int) -> None:
         successor = self.remote[message]
@@ -169,14 +174,12 @@ class _Replay:
 def _successors(graph: Graph) -> tuple[list[list[int]], list[int]]:
     """Actions that each one enables on its own rank, and the one on another rank (−1 for none)."""
     local: list[list[int]] = [[] for _ in range(graph.n_actions)]
-    remote = [-1] * graph.n_actions
-    ranks = graph.rank.tolist()
+    remote = np.full(graph.n_actions, -1)
     for column in (NEIGHBOUR_STAGE, NEIGHBOUR_SLICE, OWN):
-        for action, needed in enumerate(graph.dependencies[:, column].tolist()):
-            if needed < 0:
-                continue
-            if ranks[needed] == ranks[action]:
-                local[needed].append(action)
-            else:
-                remote[needed] = action
-    return local, remote
+        needed = graph.dependencies[:, column]
+        crosses = (needed >= 0) & (graph.rank[needed] != graph.rank)
+        remote[needed[crosses]] = np.flatnonzero(crosses)
+        stays = np.flatnonzero((needed >= 0) & ~crosses)
+        for action, producer in zip(stays.tolist(), needed[stays].tolist(), strict=True):
+            local[producer].append(action)
+    return local, remote.tolist()

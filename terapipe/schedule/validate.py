@@ -37,8 +37,8 @@ def validate(orders: tuple[tuple[Action, ...], ...], slicing: Slicing, stage_to_
         For an action that names no slice, is missing or repeated; one placed before another of its
         own rank that it needs; and for ranks that wait for each other (the cycle is named).
     """
-    _check_names(orders, slicing)
     columns = index_actions(orders, slicing)
+    _check_names(orders, slicing, columns)
     positions = find_positions(columns, len(stage_to_rank), len(slicing.units))
     _check_complete(orders, slicing, stage_to_rank, columns, positions)
     dependencies = find_dependencies(columns, positions, slicing)
@@ -51,17 +51,19 @@ def _error(message: str, orders: Orders, marked: Sequence[Cell]) -> ScheduleErro
     return ScheduleError(f"{message}\n{format_around(orders, marked)}")
 
 
-def _check_names(orders: Orders, slicing: Slicing) -> None:
-    n_slices = [microbatch.n_slices for microbatch in slicing.microbatches]
-    for rank, order in enumerate(orders):
-        for step, action in enumerate(order):
-            if action.microbatch >= len(n_slices):
-                allowed = f"the slicing {slicing} has microbatches 0…{len(n_slices) - 1}"
-            elif action.slice >= n_slices[action.microbatch]:
-                allowed = f"microbatch {action.microbatch} of {slicing} has slices 0…{n_slices[action.microbatch] - 1}"
-            else:
-                continue
-            raise _error(f"{action} (rank {rank}, step {step}) does not exist: {allowed}.", orders, [(rank, step)])
+def _check_names(orders: Orders, slicing: Slicing, columns: dict[str, Indices]) -> None:
+    """Every action names a microbatch and slice of the slicing."""
+    unknown = np.flatnonzero(columns["unit"] < 0)
+    if not len(unknown):
+        return
+    cell = _cell(columns, unknown[0])
+    action, n_microbatches = _at(orders, cell), slicing.n_microbatches
+    if action.microbatch >= n_microbatches:
+        allowed = f"the slicing {slicing} has microbatches 0…{n_microbatches - 1}"
+    else:
+        n_slices = slicing.microbatches[action.microbatch].n_slices
+        allowed = f"microbatch {action.microbatch} of {slicing} has slices 0…{n_slices - 1}"
+    raise _error(f"{action} (rank {cell[0]}, step {cell[1]}) does not exist: {allowed}.", orders, [cell])
 
 
 def _check_complete(
@@ -116,23 +118,28 @@ def _check_order(orders: Orders, columns: dict[str, Indices], dependencies: Indi
 
 def _check_progress(orders: Orders, columns: dict[str, Indices], dependencies: Indices) -> None:
     """Run the orders without times; where all ranks wait, name the cycle."""
-    needs = [[d for d in row if d >= 0] for row in dependencies.tolist()]
+    needs = dependencies.tolist()
     starts = np.searchsorted(columns["rank"], np.arange(len(orders) + 1)).tolist()
-    heads, done = starts[:-1].copy(), bytearray(len(needs))
+    heads = starts[:-1].copy()
+    done = bytearray(len(needs) + 1)
+    done[-1] = 1  # "no dependency" is index −1: always done
     waiting_for: dict[int, list[int]] = {}
     ranks = list(range(len(orders)))
     while ranks:
         rank = ranks.pop()
-        while heads[rank] < starts[rank + 1]:
-            index = heads[rank]
-            missing = next((d for d in needs[index] if not done[d]), None)
-            if missing is not None:
+        for index in range(heads[rank], starts[rank + 1]):
+            first, second, third = needs[index]
+            if not (done[first] and done[second] and done[third]):
+                missing = first if not done[first] else second if not done[second] else third
                 waiting_for.setdefault(missing, []).append(rank)
+                heads[rank] = index
                 break
             done[index] = 1
-            heads[rank] += 1
-            ranks += waiting_for.pop(index, [])
-    if all(head == end for head, end in zip(heads, starts[1:], strict=True)):
+            if index in waiting_for:
+                ranks += waiting_for.pop(index)
+        else:
+            heads[rank] = starts[rank + 1]
+    if heads == starts[1:]:
         return
     cycle = _find_cycle(heads, starts, needs, done, columns)
     cells = [_cell(columns, head) for head, _ in cycle]
