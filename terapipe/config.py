@@ -76,15 +76,19 @@ class ModelConfig:
     def _check_sizes(self) -> None:
         least = {"vocab_size": 2}
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "max_seq_tokens"):
-            check_integer(name, getattr(self, name), least.get(name, 1), ConfigError)
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least.get(name, 1), ConfigError))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(unknown_name(name, getattr(self, name), allowed))
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout!r}: needs 0 ≤ dropout < 1.")
+        for name in ("bias", "tied_embedding"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: needs True or False.")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout={self.dropout!r}: needs a number, 0 ≤ dropout < 1.")
         for name in ("norm_eps", "rope_theta"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: needs a positive number.")
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 < value < float("inf"):
+                raise ConfigError(f"{name}={value!r}: needs a positive number.")
 
     def _check_heads(self) -> None:
         if self.d_model % self.n_heads:
@@ -122,6 +126,7 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """The model of `to_dict`'s values; unknown keys are refused."""
+        check_keys("model", values, (field.name for field in fields(cls)), ConfigError)
         missing = [name for name in ("n_layers", "d_model", "n_heads") if name not in values]
         if missing:
             raise ConfigError(f"a model needs {', '.join(missing)}; given: {', '.join(values) or 'nothing'}.")
@@ -134,6 +139,10 @@ class ModelConfig:
         if name not in presets:
             raise ConfigError(unknown_name("model preset", name, presets))
         return cls.from_dict({key: value for key, value in presets[name].items() if key != "source"})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def split_layers(n_layers: int, n_stages: int, layers_per_stage: Sequence[int] | None = None) -> list[range]:

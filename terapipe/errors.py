@@ -6,6 +6,7 @@ running rank is a `RunError`. Every message quotes the value, says what is allow
 
 import difflib
 from collections.abc import Iterable
+from operator import index
 
 
 class TerapipeError(Exception):
@@ -65,10 +66,15 @@ def unknown_name(what: str, given: object, allowed: Iterable[str]) -> str:
     return f"unknown {what} {given!r}.{hint} Allowed: {', '.join(names)}."
 
 
-def check_integer(name: str, value: object, least: int, error: type[TerapipeError]) -> None:
-    """Raise `error` unless `value` is an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def check_integer(name: str, value: object, least: int, error: type[TerapipeError]) -> int:
+    """The integer, numpy's included, as an int; raise `error` unless it is one of at least `least`."""
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
         raise error(f"{name}={value!r}: needs an integer of at least {least}.")
+    return number
 
 
 def check_keys(what: str, given: Iterable[str], allowed: Iterable[str], error: type[TerapipeError]) -> None:

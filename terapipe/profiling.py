@@ -41,10 +41,11 @@ def profile(
     seq_tokens : int, optional
         Longest sequence; default: the model's.
     slice_tokens : list of int, optional
-        Lengths to measure; default: seven from 1/16 of the sequence to all of it. Each is
+        Lengths to measure; default: six from 1/16 of the sequence to all of it. Each is
         measured alone, and behind contexts of a half and all of what is left.
     n_sequences, n_repeats : int
-        Sequences in the microbatch; repeats of each point after one that is not counted.
+        Sequences in the microbatch; repeats of each point after one that is not counted;
+        a repeat goes over the whole grid, so that a machine whose speed wanders slows all points alike.
     dtype, layers_per_stage, stage
         As in `RunSpec`.
 
@@ -70,7 +71,7 @@ def profile(
 def plan_points(seq_tokens: int, slice_tokens: Sequence[int] | None = None, n_sequences: int = 1) -> list[Point]:
     """The grid: each length alone, and behind contexts of a half and all of the tokens left."""
     if slice_tokens is None:
-        shares = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 1)
+        shares = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2, 1)
         slice_tokens = [max(1, round(seq_tokens * share)) for share in shares]
     lengths = sorted(set(slice_tokens))
     if not lengths or lengths[0] < 1 or lengths[-1] > seq_tokens:
@@ -90,8 +91,8 @@ def measure(ranks: Ranks, spec: RunSpec, points: Sequence[Point], n_repeats: int
         "together": _spread(points),
         "n_repeats": n_repeats,
     }
-    n_turns = ranks.n_ranks * len(points) + len(job["together"])
-    with tqdm(total=n_turns, unit="point", delay=2, leave=False, desc="profile") as bar:
+    n_turns = (n_repeats + 1) * (ranks.n_ranks + 1)
+    with tqdm(total=n_turns, unit="round", delay=2, leave=False, desc="profile") as bar:
         rows: list[dict[str, Any]] = [row for rank_rows in ranks.do(job, lambda _: bar.update()) for row in rank_rows]
     about = {
         "model": spec.model.to_dict(),
@@ -105,7 +106,7 @@ def measure(ranks: Ranks, spec: RunSpec, points: Sequence[Point], n_repeats: int
     return Profile(pd.DataFrame(rows), about)
 
 
-def _spread(points: Sequence[Point], n_points: int = 8) -> list[Point]:
+def _spread(points: Sequence[Point], n_points: int = 6) -> list[Point]:
     """A few points over the whole range of the grid, for contention."""
     if len(points) <= n_points:
         return list(points)

@@ -42,9 +42,17 @@ class Timeline:
     frame: pd.DataFrame
 
     def __post_init__(self) -> None:
-        missing = [name for name in COLUMNS if name not in self.frame]
-        if missing:
-            raise TimelineError(f"a timeline needs the column(s) {missing}; Timeline.from_frame fills in what can be.")
+        _need_columns(self.frame, COLUMNS)
+        if self.frame.empty:
+            raise TimelineError("a timeline needs at least one row.")
+        unknown = sorted(set(self.frame["kind"].astype(str)) - set(_KINDS))
+        if unknown:
+            raise TimelineError(f"kinds {unknown} in a timeline; allowed: {list(_KINDS)}.")
+        start, end = (self.frame[name].to_numpy(dtype=np.float64) for name in ("start_ms", "end_ms"))
+        impossible = ~(np.isfinite(start) & np.isfinite(end) & (end >= start))
+        if impossible.any():
+            row = self.frame[impossible].iloc[0].to_dict()
+            raise TimelineError(f"an action ends before it starts, or its times are not finite: {row}.")
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> "Timeline":
@@ -57,24 +65,14 @@ class Timeline:
         TimelineError
             Where a needed column is missing, a kind is unknown, or an action ends before it starts.
         """
-        missing = [name for name in _REQUIRED if name not in frame]
-        if missing:
-            raise TimelineError(f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}.")
-        if frame.empty:
-            raise TimelineError("a timeline needs at least one row.")
-        unknown = sorted(set(frame["kind"].astype(str)) - set(_KINDS))
-        if unknown:
-            raise TimelineError(f"kinds {unknown} in a timeline; allowed: {list(_KINDS)}.")
-        backward_in_time = frame[~(frame["end_ms"] >= frame["start_ms"])]
-        if len(backward_in_time):
-            raise TimelineError(f"an action ends before it starts: {backward_in_time.iloc[0].to_dict()}.")
+        _need_columns(frame, _REQUIRED)
         defaults: dict[str, Any] = {
             "source": "given",
             "step": 0,
             "stage": frame["rank"],
             "n_sequences": 1,
-            "slice_tokens": 0,
-            "context_tokens": 0,
+            "slice_tokens": np.nan,
+            "context_tokens": np.nan,
             "ready_ms": np.nan,
             "blocked_by": "",
             "n_bytes": 0,
@@ -112,8 +110,8 @@ class Timeline:
             }
         )
         first = rows[(rows["stage"] == rows["stage"].min()) & (rows["kind"] == "F")]
-        tokens = (first["slice_tokens"] * first["n_sequences"]).groupby(first["step"]).sum()
-        return table.assign(n_tokens=tokens.reindex(table.index, fill_value=0))
+        tokens = (first["slice_tokens"] * first["n_sequences"]).groupby(first["step"]).sum(min_count=1)
+        return table.assign(n_tokens=tokens.reindex(table.index))
 
     @property
     def makespan_ms(self) -> float:
@@ -132,7 +130,7 @@ class Timeline:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of a step ÷ its makespan; the median over measured steps."""
+        """Tokens of a step ÷ its makespan; the median over measured steps, NaN where tokens are unknown."""
         return float((self.steps["n_tokens"] / self.steps["makespan_ms"] * 1e3).median())
 
     def peak_in_flight(self) -> pd.Series:
@@ -185,6 +183,14 @@ class Timeline:
         }
         shares: pd.Series = pd.Series(total)[list(BUDGET)] / (self.n_ranks * (end - begin))
         return shares
+
+
+def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in frame]
+    if missing:
+        raise TimelineError(
+            f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}. Timeline.from_frame needs only {list(_REQUIRED)}."
+        )
 
 
 def input_ends(rows: pd.DataFrame) -> pd.Series:

@@ -177,6 +177,14 @@ class TestTableCost:
         with pytest.raises(CostError):
             tp.TableCost(frame.iloc[:1]).forward_ms(9, 0)
 
+    def test_between_a_forbidden_point_and_its_neighbours_all_is_forbidden(self):
+        frame = grid_frame(LINEAR)
+        corner = (frame["slice_tokens"] == 128) & (frame["context_tokens"] == 256)
+        cost = tp.TableCost(frame.assign(forward_ms=frame["forward_ms"].where(~corner, np.inf)))
+        assert cost.forward_ms(128, 256) == np.inf
+        np.testing.assert_array_equal(cost.forward_ms(np.array([128, 100, 127]), np.array([200, 256, 255])), np.inf)
+        assert cost.forward_ms(32, 16) == LINEAR.forward_ms(32, 16)
+
     def test_weights_default_to_half_the_backward(self):
         cost = tp.TableCost(grid_frame(LINEAR))
         assert float(cost.weight_ms(16, 64)) == float(cost.input_ms(16, 64)) == float(cost.backward_ms(16, 64)) / 2

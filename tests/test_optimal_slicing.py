@@ -208,5 +208,16 @@ def test_where_every_slicing_is_forbidden_that_is_said():
         tp.optimal_slicing(gap, 4, 2)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("hair", [1e-3, 1e-7, 1e-11])
+def test_a_slowest_slice_shorter_by_a_hair_is_found_where_95_stages_repay_it(objective, hair):
+    """(2, 1) has the least sum, (1, 2) a slowest slice shorter by a hair, for a sum larger by a hair."""
+    times = {(2, 0): 1 + hair, (1, 2): 0.5, (1, 0): 0.5 + 2 * hair, (2, 1): 1.0}
+    lookup = np.vectorize(lambda length, context: times.get((length, context), 9.0), otypes=[float])
+    cost = tp.CallableCost(lambda l, c, b: lookup(l, c), lambda l, c, b: 0.0)
+    assert str(tp.optimal_slicing(cost, 3, 96, objective=objective).slicing) == "[(1, [1, 2])]"
+    assert str(tp.optimal_slicing(cost, 3, 1, objective=objective).slicing) == "[(1, [2, 1])]"
+
+
 def test_one_token_is_one_slice():  # S22
     assert str(tp.optimal_slicing(LINEAR, 1, 4).slicing) == "[(1, [1])]"

@@ -24,7 +24,13 @@ def as_times(values: Numbers, *arguments: Numbers) -> Times:
     Infinity is a time: it forbids the slice.
     """
     shape = np.broadcast_shapes(*(np.shape(argument) for argument in arguments))
-    times = np.broadcast_to(np.asarray(values, dtype=np.float64), shape)
+    try:
+        times = np.broadcast_to(np.asarray(values, dtype=np.float64), shape)
+    except (TypeError, ValueError):
+        raise CostError(
+            f"a cost function returned {np.shape(values)} values ({type(values).__name__}) for arguments of shape {shape}; "
+            "it must return numbers, one for each slice or one for all."
+        ) from None
     wrong = np.isnan(times) | (times < 0)
     if wrong.any():
         where = tuple(index[0] for index in np.nonzero(wrong)) if shape else ()
@@ -81,8 +87,8 @@ class CallableCost(CostModel):
     """
 
     def __init__(self, forward_ms: CostFunction, backward_ms: CostFunction, weight_ms: CostFunction | None = None) -> None:
-        for name, function in (("forward_ms", forward_ms), ("backward_ms", backward_ms)):
-            if not callable(function):
+        for name, function in (("forward_ms", forward_ms), ("backward_ms", backward_ms), ("weight_ms", weight_ms)):
+            if not callable(function) and not (name == "weight_ms" and function is None):
                 raise CostError(f"{name}={function!r}: needs a function of (slice_tokens, context_tokens, n_sequences).")
         self._forward, self._backward, self._weight = forward_ms, backward_ms, weight_ms
 

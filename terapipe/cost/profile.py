@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost.linear import LinearContextCost, fit_context
+from terapipe.cost.linear import LinearContextCost, context_features, fit_context
 from terapipe.cost.table import TableCost
 from terapipe.errors import CostError
 
@@ -69,10 +69,17 @@ class Profile:
                 "Use profile.table(), or profile one number of sequences."
             )
         alone = points[points["context_tokens"] == 0].sort_values("slice_tokens")
+        if alone.empty:
+            raise CostError("the profile has no slice without context; eq. (9) needs t(l, 0). Measure context_tokens=0 too.")
         used = points if exclude is None else points[~exclude]
         behind = used[(used["context_tokens"] > 0) & used["slice_tokens"].isin(alone["slice_tokens"])]
         lengths = behind["slice_tokens"].to_numpy(np.float64)
         before = behind["context_tokens"].to_numpy(np.float64)
+        if np.linalg.matrix_rank(context_features(lengths, before)) < 4:
+            raise CostError(
+                f"{len(behind)} points behind a context do not determine a0…a3 of eq. (9). "
+                "Measure two slice lengths or more, each behind two contexts or more, or use profile.table()."
+            )
         fitted = {}
         for kind in ("forward", "backward"):
             own = np.interp(lengths, alone["slice_tokens"], alone[f"{kind}_ms"])

@@ -102,7 +102,9 @@ class TableCost(CostModel):
         low, high = known[below], known[above]
         share = np.divide(sequences - low, high - low, out=np.zeros_like(sequences), where=high > low)
         at = np.arange(len(slices))
-        times = planes[below, at] * (1 - share) + planes[above, at] * share
+        mixed = share > 0  # elsewhere one plane answers alone: 0 × an infinite time is not 0
+        times = planes[below, at]
+        times[mixed] = times[mixed] * (1 - share[mixed]) + planes[above, at][mixed] * share[mixed]
         return np.where((sequences < known[0]) | (sequences > known[-1]), np.nan, times)
 
     def _interpolate_plane(

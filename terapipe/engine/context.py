@@ -80,7 +80,7 @@ class Buffer:
 
     def __init__(self, like: torch.Tensor, seq_tokens: int) -> None:
         batch, heads, _, features = like.shape
-        self.rows = torch.empty((batch, heads, seq_tokens, features), dtype=like.dtype, device=like.device)
+        self.rows = torch.zeros((batch, heads, seq_tokens, features), dtype=like.dtype, device=like.device)
         self.gradient = torch.zeros_like(self.rows)
 
 

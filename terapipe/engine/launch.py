@@ -151,7 +151,7 @@ class Ranks:
             raise self._error(silent[0], f"it {how} without a message")
         if self.failures:
             first = min(failure.setdefault("heard", time.monotonic()) for failure in self.failures.values())
-            if time.monotonic() - first > ECHO_PATIENCE_S:
+            if len(self.failures) == self.n_ranks or time.monotonic() - first > ECHO_PATIENCE_S:
                 rank, failure = next(iter(self.failures.items()))
                 raise self._error(rank, failure["message"])
 

@@ -8,6 +8,7 @@ rank-N.log               what a rank printed              host.json   machine, v
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,9 +131,8 @@ def runs(root: str | Path = DEFAULT_ROOT) -> pd.DataFrame:
     found = sorted(Path(root).glob("**/spec.json"), key=lambda path: path.stat().st_mtime)
     rows = []
     for path in found:
-        run = load_run(path.parent)
-        if any(path.parent.glob("timings-rank-*.csv")) and not run.timeline.frame.empty:
-            rows.append(run.summary())
+        with suppress(SpecError):  # a run that failed before its first step has nothing to tell
+            rows.append(load_run(path.parent).summary())
     return pd.DataFrame(rows)
 
 
@@ -147,6 +147,8 @@ def read_timings(directory: Path, spec: RunSpec) -> pd.DataFrame:
     frame = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
     frame = frame.assign(source="emulated" if spec.device == "emulated" else "measured", blocked_by="")
     frame = _complete_steps(frame, spec).sort_values(["step", "rank", "start_ms"], kind="stable").reset_index(drop=True)
+    if frame.empty:
+        raise SpecError(f"{str(directory)!r} holds no whole step: the run ended before all ranks had finished one.")
     for _, rows in frame.groupby("step"):
         frame.loc[rows.index, "blocked_by"] = list(name_blockers(rows))
         frame.loc[rows.index, "ready_ms"] = rows["ready_ms"].fillna(input_ends(rows)).fillna(0.0)

@@ -4,11 +4,9 @@ import reprlib
 from collections.abc import Mapping
 from typing import TypeVar
 
-import numpy as np
 import pandas as pd
 
 from terapipe.errors import SlicingError, TimelineError
-from terapipe.plots.style import KINDS
 from terapipe.slicing import Slicing, SlicingPlan
 from terapipe.timeline import Timeline
 
@@ -18,22 +16,13 @@ Item = TypeVar("Item")
 
 
 def as_timeline(given: object) -> Timeline:
-    """A timeline with at least one row, known kinds and finite times."""
+    """A timeline, given as one or as its table."""
     timeline = Timeline.from_frame(given) if isinstance(given, pd.DataFrame) else given
     if not isinstance(timeline, Timeline):
         raise TimelineError(
             f"{reprlib.repr(given)} is not a timeline; give a Timeline (tp.simulate(…), run.timeline) "
             "or a DataFrame with the columns of one."
         )
-    rows = timeline.frame
-    if rows.empty:
-        raise TimelineError("a timeline without rows has nothing to draw.")
-    unknown = sorted(set(rows["kind"].astype(str)) - set(KINDS))
-    if unknown:
-        raise TimelineError(f"kinds {unknown} cannot be drawn; allowed: {list(KINDS)}.")
-    drawable = np.isfinite(rows[["start_ms", "end_ms"]].to_numpy(np.float64)).all(axis=1)
-    if not drawable.all():
-        raise TimelineError(f"an action without finite times cannot be drawn: {rows[~drawable].iloc[0].to_dict()}.")
     return timeline
 
 

@@ -76,9 +76,9 @@ class Schedule:
                         f"stage {stage} is on rank {homes[stage]} and, at step {step}, on rank {rank} ({action}); "
                         f"a stage lives on exactly one rank.\n{format_around(self.orders, [(rank, step)])}"
                     )
-        absent = [stage for stage in range(self.n_stages) if stage not in homes]
-        if absent:
-            raise ScheduleError(f"no rank runs stage {absent[0]} of stages 0…{self.n_stages - 1}.")
+        absent = next((stage for stage in range(self.n_stages) if stage not in homes), None)
+        if absent is not None:
+            raise ScheduleError(f"no rank runs stage {absent} of stages 0…{self.n_stages - 1}.")
         return tuple(homes[stage] for stage in range(self.n_stages))
 
     @property

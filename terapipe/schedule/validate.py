@@ -148,7 +148,7 @@ def _check_progress(orders: Orders, columns: dict[str, Indices], dependencies: I
         for cell, (_, needed) in zip(cells, cycle, strict=True)
     )
     raise _error(
-        f"deadlock: {story}. Each of these stands behind the waiting action of its own rank, so none can ever start.",
+        f"deadlock: {story}. Each of these is, or stands behind, the waiting action of its own rank, so none can ever start.",
         orders,
         cells,
     )

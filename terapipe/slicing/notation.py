@@ -17,7 +17,8 @@ from terapipe.errors import SlicingError
 
 Item = TypeVar("Item")
 Microbatch = tuple[int, tuple[int, ...]]
-MAX_ITEMS = 1_000_000  # a typing error such as "* 1000000000" must not fill the memory
+MAX_SLICES = 1_000_000  # of all microbatches: a typing error such as "* 1000000000" must not fill the memory
+_MAX_DIGITS = 18
 
 _TOKEN = re.compile(r"\s*(\d+|[\[\](),*+])")
 
@@ -91,8 +92,9 @@ class _Reader:
             items.append(item())
         self._expect("]")
         times = self._number() if self._accept("*") else 1
-        if times * len(items) > MAX_ITEMS:
-            raise self._error(self.tokens[self.next - 1][1], f"at most {MAX_ITEMS} items")
+        n_slices = sum(len(item[1]) if isinstance(item, tuple) else 1 for item in items)
+        if times * n_slices > MAX_SLICES:
+            raise self._error(self.tokens[self.next - 1][1], f"at most {MAX_SLICES} slices")
         return items * times
 
     def _microbatch(self) -> Microbatch:
@@ -104,10 +106,11 @@ class _Reader:
         return n_sequences, lengths
 
     def _number(self) -> int:
-        if self.next < len(self.tokens) and self.tokens[self.next][0].isdigit():
-            self.next += 1
-            return int(self.tokens[self.next - 1][0])
-        raise self._error(self._position(), "a whole number")
+        text = self.tokens[self.next][0] if self.next < len(self.tokens) else ""
+        if not text.isdigit() or len(text) > _MAX_DIGITS:
+            raise self._error(self._position(), f"a whole number of at most {_MAX_DIGITS} digits")
+        self.next += 1
+        return int(text)
 
     def _accept(self, symbol: str) -> bool:
         found = self.next < len(self.tokens) and self.tokens[self.next][0] == symbol

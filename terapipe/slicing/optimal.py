@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from terapipe.cost import CostModel, as_times
-from terapipe.errors import SlicingError, unknown_name
+from terapipe.errors import SlicingError, check_integer, unknown_name
 from terapipe.slicing.value import MicrobatchSlices, Slicing
 
 Objective = Literal["two-phase", "paper"]
@@ -61,7 +61,8 @@ def pipeline_latency_ms(slicing: Slicing, cost: CostModel, n_stages: int, object
     forward = as_times(cost.forward_ms(lengths, contexts, sequences), lengths)
     backward = as_times(cost.backward_ms(lengths, contexts, sequences), lengths)
     slowest = (forward + backward).max() if objective == "paper" else forward.max() + backward.max()
-    return float((forward + backward).sum() + (n_stages - 1) * slowest)
+    waiting = (n_stages - 1) * slowest if n_stages > 1 else 0.0  # 0 × a forbidden slice is not 0
+    return float((forward + backward).sum() + waiting)
 
 
 def optimal_slicing(
@@ -120,8 +121,7 @@ def _check_objective(objective: str) -> None:
 
 
 def _check_stages(n_stages: int) -> None:
-    if n_stages < 1:
-        raise SlicingError(f"n_stages={n_stages}: needs at least 1.")
+    check_integer("n_stages", n_stages, 1, SlicingError)
 
 
 def _slice_costs(cost: CostModel, seq_tokens: int, granularity: int, min_slice_tokens: int) -> tuple[Matrix, Matrix]:
@@ -131,8 +131,7 @@ def _slice_costs(cost: CostModel, seq_tokens: int, granularity: int, min_slice_t
         ("granularity_tokens", granularity),
         ("min_slice_tokens", min_slice_tokens),
     ):
-        if value < 1:
-            raise SlicingError(f"{name}={value}: needs at least 1.")
+        check_integer(name, value, 1, SlicingError)
     if seq_tokens % granularity:
         raise SlicingError(f"granularity_tokens={granularity} does not divide seq_tokens={seq_tokens}; use a divisor of it.")
     if min_slice_tokens > seq_tokens:

@@ -1,12 +1,13 @@
 """A slicing: the ordered slice lengths of every microbatch. Knows tokens only, no costs or ranks."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from terapipe.errors import SlicingError
+from terapipe.errors import SlicingError, check_integer
 from terapipe.slicing.notation import format_slicing, parse_slicing
 
 
@@ -18,16 +19,19 @@ class MicrobatchSlices:
     slice_tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slice_tokens", tuple(int(length) for length in self.slice_tokens))
-        if self.n_sequences < 1:
-            raise SlicingError(f"a microbatch of {self.n_sequences} sequences; it needs at least 1.")
-        if not self.slice_tokens:
+        if self.n_sequences == 0:
+            raise SlicingError("a microbatch of 0 sequences; it needs at least 1.")
+        object.__setattr__(self, "n_sequences", check_integer("n_sequences", self.n_sequences, 1, SlicingError))
+        if not isinstance(self.slice_tokens, Iterable):
+            raise SlicingError(f"slice_tokens={self.slice_tokens!r}: needs the lengths of the slices, e.g. (776, 640, 632).")
+        lengths = tuple(check_integer("slice_tokens", length, 0, SlicingError) for length in self.slice_tokens)
+        if not lengths:
             raise SlicingError("a microbatch without slices; it needs at least one slice.")
-        for index, length in enumerate(self.slice_tokens):
-            if length < 1:
-                raise SlicingError(
-                    f"slice {index} of {list(self.slice_tokens)} has {length} tokens; a slice needs at least 1. Leave it out."
-                )
+        if 0 in lengths:
+            raise SlicingError(
+                f"slice {lengths.index(0)} of {list(lengths)} has 0 tokens; a slice needs at least 1. Leave it out."
+            )
+        object.__setattr__(self, "slice_tokens", lengths)
 
     @property
     def n_slices(self) -> int:
@@ -145,8 +149,7 @@ def uniform_slicing(seq_tokens: int, n_slices: int, n_microbatches: int = 1, n_s
     """
     sizes = {"seq_tokens": seq_tokens, "n_slices": n_slices, "n_microbatches": n_microbatches, "n_sequences": n_sequences}
     for name, value in sizes.items():
-        if value < 1:
-            raise SlicingError(f"{name}={value}: needs at least 1.")
+        check_integer(name, value, 1, SlicingError)
     if n_slices > seq_tokens:
         raise SlicingError(f"{n_slices} slices of {seq_tokens} tokens: a slice needs a token. Use at most {seq_tokens} slices.")
     whole, rest = divmod(seq_tokens, n_slices)
