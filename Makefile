@@ -24,7 +24,7 @@ test: $(READY)  ## every test, notebooks included, with coverage of the child pr
 	$(BIN)/coverage run -m pytest -q -m "not full" tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
-	$(BIN)/python -m pytest -q --nbval-lax --nbval-sanitize-with tests/notebooks.cfg notebooks
+	$(BIN)/python -m pytest -q --nbval-lax --nbval-current-env notebooks
 
 lab: $(READY)  ## open JupyterLab at the tour
 	$(BIN)/jupyter lab notebooks/00_tour.ipynb

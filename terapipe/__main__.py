@@ -107,7 +107,7 @@ def verify(spec: Path) -> None:
     report = tp.verify(_read(spec))
     worst, tolerance = report["max_relative_error"].max(), report.attrs["tolerance"][0]
     print(f"{report.to_string(index=False)}\nlargest {worst:.2e}, allowed {tolerance:.0e}")
-    if worst > tolerance:
+    if not worst <= tolerance:
         sys.exit(1)
 
 

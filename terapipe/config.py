@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
+from operator import index
 from typing import Any, Literal
 
 from terapipe.errors import ConfigError, check_integer, check_keys, unknown_name
@@ -170,6 +171,10 @@ def split_layers(n_layers: int, n_stages: int, layers_per_stage: Sequence[int] |
     if layers_per_stage is None:
         whole, rest = divmod(n_layers, n_stages)
         layers_per_stage = [whole + (stage < rest) for stage in range(n_stages)]
+    try:
+        layers_per_stage = [index(count) for count in layers_per_stage]
+    except TypeError:
+        raise ConfigError(f"layers_per_stage={layers_per_stage!r}: needs a list of the stages' numbers of layers.") from None
     if len(layers_per_stage) != n_stages:
         raise ConfigError(f"layers_per_stage={layers_per_stage} names {len(layers_per_stage)} stages; there are {n_stages}.")
     if min(layers_per_stage) < 1:

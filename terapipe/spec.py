@@ -88,7 +88,7 @@ class RunSpec:
         self._check_values()
         self._normalise()
         self._check_slicings()
-        split_layers(self.model.n_layers, self.n_stages, self.layers_per_stage)
+        self.layer_ranges  # noqa: B018 - making them checks
         self.schedules  # noqa: B018 - building them checks
         self._check_cost()
 
@@ -127,15 +127,28 @@ class RunSpec:
                 raise SpecError(unknown_name(name, getattr(self, name), allowed))
         for name in ("learning_rate", "clip_grad_norm"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+            if not is_number and not (name == "clip_grad_norm" and value is None):
                 raise SpecError(f"{name}={value!r}: needs a positive number.")
-        if self.text is not None and not Path(self.text).is_file():
-            raise SpecError(f"text={str(self.text)!r}: no such file. Give the path of a text file, or None for Python's own.")
-        if self.directory is not None and Path(self.directory).exists() and any(Path(self.directory).iterdir()):
-            raise SpecError(
-                f"directory={str(self.directory)!r} already holds a run, which would be overwritten. "
-                "Choose a new one, or read the old one with tp.load_run."
-            )
+        self._check_paths()
+
+    def _check_paths(self) -> None:
+        for name in ("text", "directory"):
+            if not isinstance(getattr(self, name), str | Path | None):
+                raise SpecError(f"{name}={getattr(self, name)!r}: needs a path.")
+        if self.text is not None:
+            if not Path(self.text).is_file():
+                raise SpecError(f"text={str(self.text)!r}: no such file. Give a text file's path, or None for Python's own.")
+            if Path(self.text).stat().st_size == 0:
+                raise SpecError(f"text={str(self.text)!r} is empty; training needs at least one byte.")
+        if self.directory is not None and Path(self.directory).exists():
+            if not Path(self.directory).is_dir():
+                raise SpecError(f"directory={str(self.directory)!r} is a file. Choose a folder, new or empty.")
+            if any(Path(self.directory).iterdir()):
+                raise SpecError(
+                    f"directory={str(self.directory)!r} already holds a run, which would be overwritten. "
+                    "Choose a new one, or read the old one with tp.load_run."
+                )
 
     def _normalise(self) -> None:
         """Text to slicings, classes to import paths; the fields keep one type from here on."""
@@ -144,6 +157,7 @@ class RunSpec:
         else:
             object.__setattr__(self, "slicing", _read_slicing(self.slicing))
         if self.layers_per_stage is not None:
+            split_layers(self.model.n_layers, self.n_stages, self.layers_per_stage)
             object.__setattr__(self, "layers_per_stage", list(self.layers_per_stage))
         if self.stage is not None:
             object.__setattr__(self, "stage", stage_path(self.stage))
@@ -192,6 +206,9 @@ class RunSpec:
             raise SpecError(f"device={self.device!r} {need}.")
         if self.cost is None:
             return
+        given = [self.cost] if not isinstance(self.cost, Sequence) else self.cost
+        if not all(isinstance(each, CostModel) for each in given):
+            raise SpecError(f"cost={self.cost!r}: needs a CostModel, or one for each stage.")
         if len(self.stage_costs) != self.n_stages:
             raise SpecError(f"{len(self.stage_costs)} costs for {self.n_stages} stages; give one for all, or one for each.")
         table = self._cost_table()
@@ -234,23 +251,38 @@ class RunSpec:
 
         The directory is left out: it says where the run was, not where it goes next.
         """
-        values = json.loads(text)
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"not a run spec: {error}.") from None
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise SpecError(f'not a run spec of "format": {FORMAT}: {text[:60]!r}…')
         check_keys("run", values, (field.name for field in fields(cls)), SpecError)
-        values["model"] = ModelConfig.from_dict(values.get("model", {}))
-        schedule = values.get("schedule")
-        if isinstance(schedule, dict):
-            orders = dict(enumerate(schedule["orders"]))
-            values["schedule"] = Schedule.from_orders(orders, values["slicing"][0], schedule["name"])
-        if values.get("cost") is not None:
-            tables = pd.DataFrame(values["cost"]).groupby("stage")
-            values["cost"] = [TableCost(table.drop(columns="stage")) for _, table in tables]
-        return cls(**(values | {"directory": None}))
+        missing = [key for key in ("model", "slicing") if key not in values]
+        if missing:
+            raise SpecError(f"a run spec needs {' and '.join(missing)}; given: {', '.join(values) or 'nothing'}.")
+        try:
+            return cls(**(_read_values(values) | {"directory": None}))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SpecError(f"not a run spec as RunSpec.to_json writes it: {error!r}.") from error
 
     def replaced(self, **values: Any) -> "RunSpec":
         """A copy with some fields changed, checked again."""
         return replace(self, **values)
+
+
+def _read_values(values: dict[str, Any]) -> dict[str, Any]:
+    """What JSON cannot hold, made from what it holds."""
+    read = values | {"model": ModelConfig.from_dict(values["model"])}
+    if len(values["slicing"]) == 1:
+        read["slicing"] = values["slicing"][0]
+    if isinstance(values.get("schedule"), dict):
+        orders = dict(enumerate(values["schedule"]["orders"]))
+        read["schedule"] = Schedule.from_orders(orders, values["slicing"][0], values["schedule"]["name"])
+    if values.get("cost") is not None:
+        tables = pd.DataFrame(values["cost"]).groupby("stage")
+        read["cost"] = [TableCost(table.drop(columns="stage")) for _, table in tables]
+    return read
 
 
 def _read_slicing(given: object) -> Slicing:

@@ -189,7 +189,8 @@ def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
     missing = [name for name in names if name not in frame]
     if missing:
         raise TimelineError(
-            f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}. Timeline.from_frame needs only {list(_REQUIRED)}."
+            f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}. "
+            f"Timeline.from_frame fills in all but {list(_REQUIRED)}."
         )
 
 

@@ -48,7 +48,7 @@ class Pipeline:
         modules = [build_module(model, layers, 0, dtype, path) for layers in ranges]
         self.parameters = share_parameters(modules)
         last = len(modules) - 1
-        self.stages = [Stage(module, index == 0, index == last, model.d_model) for index, module in enumerate(modules)]
+        self.stages = [Stage(module, index == 0, index == last, model.d_model, dtype) for index, module in enumerate(modules)]
 
     def forward(self, microbatch: int, place: int) -> None:
         """One slice through all stages."""

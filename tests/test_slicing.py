@@ -138,7 +138,7 @@ def test_what_is_no_text_is_refused_quoting_it(given_value):
 
 @pytest.mark.parametrize("text", ["[(1, [4])] * 1000000000", "[(1, [4] * 1000000000)]", "[(1, [4])] * 99999999999999999999"])
 def test_a_typing_error_in_a_count_does_not_fill_the_memory(text):
-    with pytest.raises(SlicingError, match="at most (1000000 slices|18 digits)"):
+    with pytest.raises(SlicingError, match=r"at most (1000000 slices|18 digits)"):
         tp.Slicing.parse(text)
 
 

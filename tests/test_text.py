@@ -49,9 +49,6 @@ class TestReadTokens:
         path.write_text("größer", encoding="utf-8")
         assert read_tokens(str(path), 256).tolist() == [103, 114, 195, 182, 195, 159, 101, 114]
 
-    @pytest.mark.xfail(
-        strict=True, reason="cached by path alone, while ranks are new processes: verify would compare two texts"
-    )
     def test_a_file_that_changed_is_read_again(self, tmp_path):
         path = tmp_path / "notes.txt"
         path.write_bytes(b"first")
@@ -65,7 +62,6 @@ class TestReadTokens:
         with pytest.raises(ValueError, match=r"empty\.txt' is empty.*at least one byte"):
             read_tokens(str(path), 256)
 
-    @pytest.mark.xfail(strict=True, reason="only the ranks find out, with a bare ValueError")
     def test_an_empty_file_is_refused_before_any_process_starts(self, tmp_path):
         path = tmp_path / "empty.txt"
         path.touch()

@@ -50,8 +50,8 @@ class MaskSource:
             return inputs
         batch, length, features = inputs.shape
         if (layer, site) not in self.masks:
-            state = np.random.SeedSequence((*self.key, layer + 1, site)).generate_state(2)
-            generator = torch.Generator().manual_seed(int(state[0]) << 31 | int(state[1]) >> 1)
+            state = np.random.SeedSequence((*self.key, layer + 1, site)).generate_state(1)
+            generator = torch.Generator().manual_seed(int(state[0]))
             kept = torch.rand((batch, self.seq_tokens, features), generator=generator) >= probability
             self.masks[layer, site] = kept.to(inputs.device)
         mask = self.masks[layer, site][:, start : start + length]

@@ -53,7 +53,7 @@ class Optimizer:
         if self.clip_grad_norm is not None and norm > self.clip_grad_norm:
             for parameter in self.parameters.values():
                 assert parameter.grad is not None
-                parameter.grad.mul_(self.clip_grad_norm / norm)
+                parameter.grad.mul_(self.clip_grad_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
         self.adam.step()
         self.clear()
         return norm

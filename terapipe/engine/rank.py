@@ -53,7 +53,7 @@ class RankRun:
             return EmulatedStage(spec.stage_costs[stage], is_first, is_last, spec.model.d_model, self.dtype)
         path = spec.stage if spec.stage is None else str(spec.stage)
         module = build_module(spec.model, spec.layer_ranges[stage], spec.seed, self.dtype, path)
-        return Stage(module, is_first, is_last, spec.model.d_model)
+        return Stage(module, is_first, is_last, spec.model.d_model, self.dtype)
 
     @property
     def steps(self) -> range:

@@ -22,6 +22,7 @@ import zlib
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -57,7 +58,9 @@ def draw_weights(module: nn.Module, seed: int) -> None:
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.ndim >= 2:
-            generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(name.encode()))
+            # A torch generator keeps 32 bits of its seed: mix both into those.
+            state = np.random.SeedSequence((seed, zlib.crc32(name.encode()))).generate_state(1)
+            generator = torch.Generator().manual_seed(int(state[0]))
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, WEIGHT_STD, generator=generator))
 
 
@@ -81,8 +84,8 @@ class StepInputs(NamedTuple):
 class Stage:
     """Runs slices of one stage, keeping what their backwards need."""
 
-    def __init__(self, module: nn.Module, is_first: bool, is_last: bool, d_model: int) -> None:
-        self.module, self.is_first, self.is_last, self.d_model = module, is_first, is_last, d_model
+    def __init__(self, module: nn.Module, is_first: bool, is_last: bool, d_model: int, dtype: torch.dtype) -> None:
+        self.module, self.is_first, self.is_last, self.d_model, self.dtype = module, is_first, is_last, d_model, dtype
         self.pool = ContextPool()
         self.contexts: dict[int, MicrobatchContext] = {}
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -135,9 +138,9 @@ class Stage:
         return float(torch.stack(self.losses).sum())
 
     def _check(self, outputs: torch.Tensor, expected: tuple[int, int, int]) -> None:
-        # gloo delivers any shape into any buffer without a word, so a wrong one is caught here.
-        if tuple(outputs.shape) != expected:
+        # gloo delivers any tensor into any buffer without a word, so a wrong one is caught here.
+        if tuple(outputs.shape) != expected or outputs.dtype != self.dtype:
             raise RunError(
-                f"{type(self.module).__name__} returned a tensor of shape {tuple(outputs.shape)}; "
-                f"a stage returns features of shape {expected} (sequences, slice tokens, d_model)."
+                f"{type(self.module).__name__}.forward returned features of shape {tuple(outputs.shape)} and {outputs.dtype}; "
+                f"a stage of this run returns shape {expected} (sequences, slice tokens, d_model) of {self.dtype}."
             )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from terapipe.errors import SpecError
 from terapipe.slicing import Slicing
 
 IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
@@ -25,12 +26,19 @@ class Batch(NamedTuple):
         return sum(int((labels != IGNORED).sum()) for labels in self.labels)
 
 
-@lru_cache(maxsize=2)
 def read_tokens(path: str | None, vocab_size: int) -> torch.Tensor:
-    """The text's bytes modulo `vocab_size`; None reads the help topics that Python ships (0.7 MB of English)."""
+    """The text's bytes modulo `vocab_size`; None reads the help topics that Python ships, half a megabyte of English."""
+    if path is None:
+        return _read(None, vocab_size, (0, 0))
+    file = Path(path).stat()
+    return _read(path, vocab_size, (file.st_mtime_ns, file.st_size))  # a file that changed is read again
+
+
+@lru_cache(maxsize=2)
+def _read(path: str | None, vocab_size: int, version: tuple[int, int]) -> torch.Tensor:
     raw = "\n".join(topics.topics.values()).encode() if path is None else Path(path).read_bytes()
     if not raw:
-        raise ValueError(f"the text {path!r} is empty; training needs at least one byte.")
+        raise SpecError(f"text={path!r} is empty; training needs at least one byte.")
     return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).astype(np.int64) % vocab_size)
 
 

@@ -1,5 +1,6 @@
 """The run against one process, unsliced: are its gradients exact?"""
 
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from tqdm.auto import tqdm
 
 from terapipe.engine.launch import Ranks, launch_groups
@@ -50,21 +52,20 @@ def verify(specs: RunSpec | Sequence[RunSpec], what: Literal["gradients", "param
         raise SpecError("an emulated run computes nothing, so there is nothing to verify. Use device='cpu'.")
     if what == "gradients":
         several = [spec.replaced(n_warmup_steps=0, n_steps=len(spec.slicings)) for spec in several]
+    root = Path(tempfile.mkdtemp(prefix="terapipe-verify-"))  # kept where a rank fails: its log is there
     rows: list[pd.DataFrame] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="terapipe-verify-") as root,
-        tqdm(total=len(several), unit="spec", delay=2, leave=False, desc="verify") as bar,
-    ):
+    with tqdm(total=len(several), unit="spec", delay=2, leave=False, desc="verify") as bar:
         for indices in launch_groups(several):
-            directories = [prepare(several[index], Path(root) / str(index)) for index in indices]
-            with Ranks(several[indices[0]].n_ranks, Path(root)) as ranks:
+            directories = [prepare(several[index], root / str(index)) for index in indices]
+            with Ranks(several[indices[0]].n_ranks, root) as ranks:
                 ranks.train(directories, save=what)
             for index, directory in zip(indices, directories, strict=True):
                 compare = _compare_gradients if what == "gradients" else _compare_parameters
                 rows.append(compare(several[index], directory).assign(spec=index))
                 bar.update()
+    shutil.rmtree(root)
     report = pd.concat(rows, ignore_index=True).sort_values("spec", kind="stable", ignore_index=True)
-    report = report[["spec", "name", "max_relative_error"]]
+    report = report[["spec", "name", "max_relative_error"]].fillna({"max_relative_error": float("inf")})  # a loss of NaN
     report.attrs["tolerance"] = [TOLERANCE[spec.dtype] for spec in several]
     return report
 
@@ -77,7 +78,7 @@ def _compare_gradients(spec: RunSpec, directory: Path) -> pd.DataFrame:
     for step in range(spec.n_steps):
         module.zero_grad()
         loss = reference_step(module, step_inputs(spec, step))
-        expected = {name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None}
+        expected = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
         table = _errors(expected, directory, f"gradients-{step}", spec.n_ranks)
         table.loc[len(table)] = ["loss", abs(losses[step] - loss) / abs(loss)]
         tables.append(table.assign(name=f"step {step}: " + table["name"]) if spec.n_steps > 1 else table)
@@ -93,6 +94,11 @@ def _compare_parameters(spec: RunSpec, directory: Path) -> pd.DataFrame:
     return table
 
 
+def _gradient(parameter: torch.Tensor) -> npt.NDArray[np.generic]:
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad  # unused: no gradient is 0
+    return gradient.numpy()
+
+
 def _errors(expected: Arrays, directory: Path, label: str, n_ranks: int) -> pd.DataFrame:
     """Relative error of every tensor that any rank holds; a tensor that no rank holds is infinitely wrong."""
     floor = FLOOR * max(float(np.abs(value).max()) for value in expected.values())
@@ -102,8 +108,9 @@ def _errors(expected: Arrays, directory: Path, label: str, n_ranks: int) -> pd.D
         with np.load(directory / f"{label}-rank-{rank}.npz", allow_pickle=False) as held:
             for name in held.files:
                 reference = expected[name]
-                difference = float(np.abs(held[name] - reference).max())
-                rows.append((name, difference / max(float(np.abs(reference).max()), floor)))
+                error = float(np.abs(held[name] - reference).max()) / max(float(np.abs(reference).max()), floor)
+                # NaN is skipped by max() and compares as false: it must be the largest error there is.
+                rows.append((name, float("inf") if np.isnan(error) else error))
                 missing.discard(name)
     rows += [(name, float("inf")) for name in sorted(missing)]
     return pd.DataFrame(rows, columns=["name", "max_relative_error"])

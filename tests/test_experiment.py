@@ -1,0 +1,164 @@
+"""Races: shuffled rounds of one launch, paired ratios with their interval, beside their own noise."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import sleeps, spec
+
+import terapipe as tp
+from terapipe.engine.launch import Ranks
+from terapipe.errors import SpecError
+from terapipe.experiment import AGAIN, paired_speedup, prepare_race
+
+pytestmark = pytest.mark.timeout(60)
+N_ROUNDS = 6
+WHOLE, HALVES = "[(1, [8])]", "[(1, [4, 4])]"
+
+
+def costs_its_tokens() -> tp.CallableCost:
+    """4 ms a token forward and back: halves on two ranks take 3/4 of a whole."""
+    return tp.CallableCost(lambda l, c, b: 4.0 * l, lambda l, c, b: 4.0 * l)
+
+
+def raced_specs() -> list[tp.RunSpec]:
+    values = {"device": "emulated", "cost": costs_its_tokens(), "n_warmup_steps": 1}
+    return [spec(slicing=WHOLE, schedule="gpipe", **values), spec(slicing=HALVES, **values)]
+
+
+class Race:
+    """A finished race, and the order in which the ranks really took its steps."""
+
+    def __init__(self, root, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[int, int]] = []
+        do = Ranks.do
+
+        def listen(ranks, job, progress=None):
+            def note(message):
+                self.steps.append((message["run"], message["step"]))
+                return progress(message)
+
+            return do(ranks, job, note if job["do"] == "train" else progress)
+
+        monkeypatch.chdir(root)
+        monkeypatch.setattr(Ranks, "do", listen)
+        self.result = tp.race(raced_specs(), n_rounds=N_ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
+    with pytest.MonkeyPatch.context() as patch:
+        return Race(tmp_path_factory.mktemp("race"), patch)
+
+
+class TestRace:
+    def test_the_table_has_a_row_a_spec_and_the_second_copy_of_the_first(self, race):
+        table = race.result.table
+        assert list(table.index) == [0, 1, AGAIN]
+        assert list(table.columns) == ["step_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict"]
+        assert (table["n_rounds"] == N_ROUNDS).all()
+        assert (table["speedup_low"] <= table["speedup"]).all()
+        assert (table["speedup"] <= table["speedup_high"]).all()
+
+    def test_two_slices_on_two_ranks_are_4_thirds_as_fast_and_the_copy_is_not_distinguishable(self, race):  # measures time
+        table = race.result.table
+        assert table.loc[1, "speedup"] == pytest.approx(4 / 3, rel=0.1)
+        assert table.loc[1, "verdict"] == "faster"
+        assert table.loc[AGAIN, "speedup"] == pytest.approx(1, abs=0.05)
+        assert race.result.aa_half_width < 0.1
+        assert (table.loc[0, "speedup"], table.loc[0, "verdict"]) == (1, "the same")
+
+    def test_rounds_are_the_steps_of_the_runs_side_by_side(self, race):
+        rounds = race.result.rounds
+        assert rounds.shape == (N_ROUNDS, 3)
+        assert list(rounds.columns) == [0, 1, AGAIN]
+        for name, run in ((0, race.result.runs[0]), (1, race.result.runs[1]), (AGAIN, race.result.again)):
+            assert rounds[name].tolist() == run.timeline.steps["makespan_ms"].tolist()
+
+    def test_every_round_takes_one_step_of_each_and_its_order_is_shuffled(self, race):
+        taken = np.array(race.steps).reshape(N_ROUNDS + 1, 3, 2)  # round, place, (run, step); one warm-up round
+        assert [set(steps) for steps in taken[:, :, 1].tolist()] == [{step} for step in range(-1, N_ROUNDS)]
+        assert all(sorted(order) == [0, 1, 2] for order in taken[:, :, 0].tolist())
+        assert len({tuple(order) for order in taken[:, :, 0].tolist()}) >= 3
+
+    def test_the_runs_are_kept_side_by_side_and_can_be_read_again(self, race):
+        directories = [run.directory for run in [*race.result.runs, race.result.again]]
+        assert len({directory.parent for directory in directories}) == 1
+        assert [tp.load_run(directory).timeline.source for directory in directories] == ["emulated"] * 3
+
+
+class TestPairedSpeedup:
+    def test_the_median_of_known_ratios_is_found(self):
+        base = np.array([10.0, 20.0, 40.0, 10.0, 30.0])
+        ratios = np.array([1.2, 1.5, 1.4, 1.6, 1.3])
+        speedup, low, high = paired_speedup(base, base / ratios)
+        assert speedup == pytest.approx(1.4)
+        assert 1.2 <= low <= 1.4 <= high <= 1.6
+
+    def test_drift_that_both_share_does_not_widen_the_interval(self):
+        drift = np.linspace(1, 3, 20)  # the machine gets three times slower
+        speedup, low, high = paired_speedup(100 * drift, 80 * drift)
+        assert (speedup, low, high) == pytest.approx((1.25, 1.25, 1.25))
+
+    def test_the_interval_of_equals_holds_1_and_of_a_real_difference_does_not(self):
+        noise = np.random.default_rng(1).lognormal(0, 0.05, size=(2, 40))
+        _, low, high = paired_speedup(100 * noise[0], 100 * noise[1])
+        assert low <= 1 <= high
+        _, low, high = paired_speedup(130 * noise[0], 100 * noise[1])
+        assert 1.15 < low < 1.3 < high < 1.45
+
+    def test_the_interval_covers_the_truth_about_95_times_in_100(self):
+        draws = np.random.default_rng(2)
+        held = 0
+        for _ in range(100):
+            noise = draws.lognormal(0, 0.1, size=(2, 16))
+            _, low, high = paired_speedup(noise[0], noise[1])
+            held += low <= 1 <= high
+        assert 88 <= held <= 100
+
+    def test_it_is_the_same_every_time(self):
+        noise = np.random.default_rng(3).lognormal(0, 0.1, size=(2, 8))
+        assert paired_speedup(*noise) == paired_speedup(*noise)
+
+
+def test_verdicts_say_faster_slower_or_not_distinguishable(race):
+    table = race.result.table
+    said = {}
+    for other in (80.0, 100.0, 125.0):
+        times = pd.DataFrame({0: [100.0, 101, 99, 100], 1: [other, other + 1, other - 1, other], AGAIN: [101.0, 100, 100, 99]})
+        made = object.__new__(type(race.result))
+        made.__dict__.update({"runs": race.result.runs, "again": race.result.again, "rounds": times})
+        said[other] = made.table.loc[1, "verdict"]
+        assert list(made.table.columns) == list(table.columns)
+    assert said == {80.0: "faster", 100.0: "not distinguishable", 125.0: "slower"}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("second", "said"),
+        [
+            ({"n_ranks": 4}, "spec 1 has n_ranks=4, spec 0 has 2"),
+            ({"device": "emulated", "cost": sleeps(1, 1)}, "spec 1 has device='emulated', spec 0 has 'cpu'"),
+            ({"n_warmup_steps": 3}, "spec 1 has n_warmup_steps=3, spec 0 has 1"),
+        ],
+    )
+    def test_specs_that_cannot_alternate_are_refused_with_both_values(self, second, said):
+        with pytest.raises(SpecError) as refusal:
+            tp.race([spec(), spec(**second)])
+        assert said in str(refusal.value)
+
+    def test_a_directory_is_refused(self, tmp_path):
+        with pytest.raises(SpecError, match="spec 1 has directory=.*a race makes its own"):
+            tp.race([spec(), spec(tmp_path / "mine")])
+
+    @pytest.mark.parametrize("n_rounds", [0, 1, 2.5])
+    def test_fewer_than_2_rounds_are_refused(self, n_rounds):
+        with pytest.raises(SpecError, match=f"n_rounds={n_rounds}: needs an integer of at least 2"):
+            tp.race([spec()], n_rounds=n_rounds)
+
+    def test_nothing_to_race_is_refused(self):
+        with pytest.raises(SpecError, match="needs at least one spec"):
+            tp.race([])
+
+    def test_a_prepared_race_ends_with_the_copy_of_the_first(self):
+        prepared = prepare_race([spec(), spec(seed=3)], 7)
+        assert [(each.seed, each.n_steps) for each in prepared] == [(0, 7), (3, 7), (0, 7)]
