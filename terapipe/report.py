@@ -29,14 +29,16 @@ def write_report(path: Path, title: str, sections: list[Section]) -> Path:
     """Write the sections as one HTML file; plotly's script is inside it, once."""
     parts = [f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"]
     parts.append(f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>")
-    script: bool = True
+    has_script = False
     for section in sections:
         parts.append(f"<h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>")
         if isinstance(section.content, pd.DataFrame):
             parts.append(section.content.to_html(index=False, border=0))
             continue
-        parts.append(section.content.to_html(full_html=False, include_plotlyjs=script))
-        script = False
+        # plotly's buttons would cover the badge; zooming works by dragging.
+        config = {"displayModeBar": False}
+        parts.append(section.content.to_html(full_html=False, include_plotlyjs=not has_script, config=config))
+        has_script = True
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*parts, "</body></html>\n"]), encoding="utf-8")
     return path

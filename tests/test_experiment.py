@@ -147,7 +147,7 @@ class TestRefusals:
         assert said in str(refusal.value)
 
     def test_a_directory_is_refused(self, tmp_path):
-        with pytest.raises(SpecError, match="spec 1 has directory=.*a race makes its own"):
+        with pytest.raises(SpecError, match=r"spec 1 has directory=.*a race makes its own"):
             tp.race([spec(), spec(tmp_path / "mine")])
 
     @pytest.mark.parametrize("n_rounds", [0, 1, 2.5])

@@ -127,18 +127,29 @@ import terapipe as tp, tiny
 from pathlib import Path
 tp.run(tiny.endless(Path("run")))
 """
+ASLEEP = """
+import terapipe as tp, tiny
+from pathlib import Path
+tp.run(tiny.endless(Path("run"), cost=tiny.sleeps(600_000, 600_000)))
+"""
 
 
 @pytest.mark.timeout(120)
 def test_no_process_is_left_15_s_after_a_script_was_interrupted_or_killed(tmp_path):
-    """SIGINT to the script alone, to its group (a terminal's Ctrl-C), while it starts; SIGKILL, which it cannot see."""
-    scripts = {name: start_script(ENDLESS, tmp_path / name) for name in ("starting", "alone", "group", "killed")}
+    """SIGINT to the script alone, to its group (a terminal's Ctrl-C), while it starts; SIGKILL, which it cannot see.
+
+    The ranks of the killed one are in an action that lasts 10 minutes: they would not notice by themselves.
+    """
+    codes = {"starting": ENDLESS, "alone": ENDLESS, "group": ENDLESS, "killed": ASLEEP}
+    scripts = {name: start_script(code, tmp_path / name) for name, code in codes.items()}
     starting = scripts["starting"].pid
     wait_until(lambda: any("forkserver" in " ".join(each.cmdline()) for each in family(starting)[1:]))
     families = {"starting": family(starting)}
     os.kill(starting, signal.SIGINT)
-    for name in ("alone", "group", "killed"):
+    for name in ("alone", "group"):
         wait_until(lambda name=name: steps_written(tmp_path / name / "run") >= 2)
+    wait_until(lambda: all((tmp_path / "killed" / "run" / f"timings-rank-{rank}.csv").exists() for rank in (0, 1)))
+    for name in ("alone", "group", "killed"):
         families[name] = family(scripts[name].pid)
         assert len(ranks_of(scripts[name].pid)) == 2
     os.kill(scripts["alone"].pid, signal.SIGINT)
@@ -331,6 +342,14 @@ class TestSockets:
             listening = {each.laddr for each in found if each.status == psutil.CONN_LISTEN} - before
         assert len(listening) >= 4  # the store, the line, and at least one of each rank
         assert {address.ip for address in listening} == {"127.0.0.1"}
+
+    def test_what_a_rank_said_before_it_ended_is_heard_at_once(self):
+        switchboard = Switchboard(1)
+        hello = json.dumps({"rank": 0, "token": switchboard.token})
+        with socket.create_connection(switchboard.listener.getsockname()) as line:
+            line.sendall(f'{hello}\n{{"event": "ready"}}\n{{"event": "failed"}}\n'.encode())
+        assert [message.get("event") for _, message in switchboard.receive(1.0)] == [None, "ready", "failed"]
+        switchboard.close()
 
     @pytest.mark.parametrize(
         "said", [b"GET / HTTP/1.0\r\n\r\n", b'{"rank": 0, "token": "guess"}\n{"event": "failed"}\n', b'{"rank": 0}\n', b"7\n"]

@@ -147,6 +147,11 @@ class Profile:
         """How many times longer a slice takes while the other ranks compute too; at least 1."""
         return max(1.0, self.contention_raw)
 
+    def joined(self, other: "Profile") -> "Profile":
+        """This profile with the repeats of another measurement of the same stages added."""
+        later = other.frame.assign(repeat=other.frame["repeat"] + self.frame["repeat"].max() + 1)
+        return Profile(pd.concat([self.frame, later], ignore_index=True), self.about)
+
     def save(self, path: str | Path) -> Path:
         """Write the table as CSV, and what it is about as JSON beside it."""
         path = Path(path)

@@ -80,7 +80,7 @@ def _features(stage: Stage, n_sequences: int, length: int, dtype: torch.dtype) -
     return None if stage.is_first else torch.randn(n_sequences, length, stage.d_model, dtype=dtype)
 
 
-def time_fixed_work(mesh: Mesh, n_repeats: int = 60) -> list[float]:
+def time_fixed_work(mesh: Mesh, n_repeats: int = 200) -> list[float]:
     """Milliseconds of a fixed computation on all ranks at once: does the machine still run as fast?"""
     left = torch.full((512, 512), 0.5)
     times = []
