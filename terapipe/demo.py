@@ -13,12 +13,12 @@ import pandas as pd
 
 from terapipe import plots
 from terapipe.config import ModelConfig
-from terapipe.cost import CostModel, LinearContextCost, Profile
+from terapipe.cost import CostModel, LinearContextCost
 from terapipe.engine.host import describe_host
 from terapipe.engine.launch import Ranks, prepare_all
 from terapipe.engine.verify import verify
-from terapipe.experiment import RaceResult, prepare_race, race, run_race
-from terapipe.profiling import measure, plan_points
+from terapipe.experiment import prepare_race, race, run_race
+from terapipe.profiling import measure, plan_points, plan_probe, read_probe
 from terapipe.report import Section, write_report
 from terapipe.schedule import build_schedule
 from terapipe.simulator import simulate
@@ -29,7 +29,8 @@ from terapipe.timeline import Timeline
 SEQ_TOKENS = 1024
 N_RANKS, N_EMULATED_RANKS = 2, 8
 GRANULARITY_TOKENS = 16
-N_REPEATS, N_ROUNDS, N_EMULATED_ROUNDS, N_ONE_PROCESS = 4, 14, 3, 5
+N_REPEATS, N_ROUNDS, ROUNDS_PER_PROBE = 4, 14, 3
+N_EMULATED_ROUNDS, N_ONE_PROCESS = 3, 5
 LEARNING_RATE = 1e-3
 MAX_DRIFT, MAX_ATTEMPTS = 0.05, 3
 
@@ -39,8 +40,8 @@ Summary = dict[str, Any]
 class Attempt:
     """One measurement on real ranks: profile, plan and race in one launch, between two looks at the machine's speed.
 
-    Slicing and contention come from a profile measured before the race. It is measured again after the
-    race, and predictions use both: a machine whose speed wanders then slows costs and race alike.
+    Slicing and contention come from a profile measured before the race. Slices are measured again between
+    its rounds, alone, and predictions use all: a machine whose speed wanders then slows costs and race alike.
     """
 
     def __init__(self, model: ModelConfig, directory: Path) -> None:
@@ -51,10 +52,9 @@ class Attempt:
         """Measure; return the numbers of the summary."""
         with Ranks(N_RANKS, self.directory) as ranks:
             before = _fastest(ranks.do({"do": "fixed work"}))
-            self.before = self._measure(ranks)
+            self.before = measure(ranks, self._spec(self.whole, "gpipe"), plan_points(SEQ_TOKENS), N_REPEATS, self.directory)
             self.plan = plan_slices(self.before.fit(), N_RANKS)
-            self.race = self._race(ranks)
-            self.profile = self.before.joined(self._measure(ranks))
+            self._run_race(ranks)
             self.costs = [self.profile.fit(stage) for stage in range(N_RANKS)]
             one_process = ranks.do(
                 {"do": "one process", "spec": self._spec(self.whole, "gpipe").to_json(), "n_repeats": N_ONE_PROCESS}
@@ -62,17 +62,17 @@ class Attempt:
             after = _fastest(ranks.do({"do": "fixed work"}))
         return self._summary(one_process, after / before - 1)
 
-    def _measure(self, ranks: Ranks) -> Profile:
-        return measure(ranks, self._spec(self.whole, "gpipe"), plan_points(SEQ_TOKENS), N_REPEATS, self.directory)
-
     def _spec(self, slicing: Slicing, schedule: str) -> RunSpec:
         return RunSpec(self.model, slicing, schedule, n_ranks=N_RANKS, learning_rate=LEARNING_RATE, clip_grad_norm=1.0)
 
-    def _race(self, ranks: Ranks) -> RaceResult:
+    def _run_race(self, ranks: Ranks) -> None:
         prepared = prepare_race([self._spec(self.whole, "gpipe"), self._spec(self.plan.slicing, "terapipe")], N_ROUNDS)
         names = ("gpipe", "terapipe", "gpipe-again")
         placed = [spec.replaced(directory=self.directory / name) for spec, name in zip(prepared, names, strict=True)]
-        return run_race(ranks, placed, prepare_all(placed))
+        spec = self._spec(self.whole, "gpipe")
+        probe = plan_probe(spec, plan_points(SEQ_TOKENS), self.directory) | {"together": []}
+        self.race = run_race(ranks, placed, prepare_all(placed), probe=probe, rounds_per_probe=ROUNDS_PER_PROBE)
+        self.profile = self.before.joined(read_probe(probe, spec))
 
     def predict(self, contention: float) -> tuple[Timeline, Timeline]:
         """GPipe and TeraPipe, simulated on the profile."""
@@ -255,8 +255,8 @@ def _report(path: Path, summary: Summary, attempt: Attempt, emulated: Emulation)
         ),
         Section(
             "Predicted beside measured",
-            "The simulator knows only what slices cost, measured alone before and after the race, and the contention, "
-            "measured before it.",
+            "The simulator knows only what slices cost, measured alone before the race and between its rounds, "
+            "and the contention, measured before it.",
             plots.compare({"predicted": terapipe, "measured": measured["TeraPipe"]}),
         ),
         Section(

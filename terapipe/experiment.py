@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from terapipe.engine.launch import Ranks, launch_directory, prepare_all
+from terapipe.engine.probe import PROBE
 from terapipe.engine.results import Run
 from terapipe.errors import SpecError, check_integer
 from terapipe.spec import RunSpec
@@ -112,10 +114,24 @@ def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:
     return [spec.replaced(n_steps=n_rounds) for spec in [*specs, specs[0]]]
 
 
-def run_race(ranks: Ranks, prepared: Sequence[RunSpec], directories: Sequence[Path], seed: int = 0) -> RaceResult:
-    """Race prepared specs on ranks that are already running."""
+def run_race(
+    ranks: Ranks,
+    prepared: Sequence[RunSpec],
+    directories: Sequence[Path],
+    seed: int = 0,
+    probe: dict[str, Any] | None = None,
+    rounds_per_probe: int = 4,
+) -> RaceResult:
+    """Race prepared specs on ranks that are already running.
+
+    With a `probe` (see `profiling.plan_probe`), its points are measured once after every
+    `rounds_per_probe` rounds: on a machine whose speed wanders, costs and race then see the same.
+    """
     shuffle = np.random.default_rng(seed)
-    n_rounds = prepared[0].n_warmup_steps + prepared[0].n_steps
-    order = [int(index) for _ in range(n_rounds) for index in shuffle.permutation(len(prepared))]
-    *runs, again = ranks.train(directories, order)
+    order: list[int] = []
+    for round_index in range(1, prepared[0].n_warmup_steps + prepared[0].n_steps + 1):
+        order += shuffle.permutation(len(prepared)).tolist()
+        if probe is not None and round_index % rounds_per_probe == 0:
+            order.append(PROBE)
+    *runs, again = ranks.train(directories, order, probe=probe)
     return RaceResult(runs, again)

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from terapipe.config import ModelConfig
 from terapipe.cost import Profile
 from terapipe.engine.host import describe_host, steal_ms
 from terapipe.engine.launch import Ranks
-from terapipe.engine.results import prepare
+from terapipe.engine.probe import PROBE
+from terapipe.engine.results import new_directory, prepare
 from terapipe.errors import CostError
 from terapipe.slicing import uniform_slicing
 from terapipe.spec import RunSpec
@@ -82,28 +82,30 @@ def plan_points(seq_tokens: int, slice_tokens: Sequence[int] | None = None, n_se
 
 def measure(ranks: Ranks, spec: RunSpec, points: Sequence[Point], n_repeats: int, scratch: Path) -> Profile:
     """Measure points on ranks that are already running."""
-    directory = prepare(spec, scratch / "profile")
-    stolen = steal_ms()
-    job: dict[str, Any] = {
-        "do": "probe",
-        "directory": str(directory),
-        "alone": points,
-        "together": _spread(points),
-        "n_repeats": n_repeats,
-    }
-    n_turns = (n_repeats + 1) * (ranks.n_ranks + 1)
-    with tqdm(total=n_turns, unit="round", delay=2, leave=False, desc="profile") as bar:
-        rows: list[dict[str, Any]] = [row for rank_rows in ranks.do(job, lambda _: bar.update()) for row in rank_rows]
+    probe = plan_probe(spec, points, scratch)
+    ranks.train([], [PROBE] * n_repeats, probe=probe)
+    return read_probe(probe, spec)
+
+
+def plan_probe(spec: RunSpec, points: Sequence[Point], scratch: Path) -> dict[str, Any]:
+    """What the ranks need to know to measure points, alone and some on all ranks at once."""
+    directory = prepare(spec, new_directory("profile", scratch))
+    return {"directory": str(directory), "alone": list(points), "together": _spread(points), "steal_ms": steal_ms()}
+
+
+def read_probe(probe: dict[str, Any], spec: RunSpec) -> Profile:
+    """The profile that the ranks have measured."""
+    files = sorted(Path(probe["directory"]).glob("probe-rank-*.csv"))
     about = {
         "model": spec.model.to_dict(),
         "layers": [[layers.start, layers.stop] for layers in spec.layer_ranges],
         "dtype": spec.dtype,
         "n_ranks": spec.n_ranks,
         "threads_per_rank": 1,
-        "steal_ms": steal_ms() - stolen,
+        "steal_ms": steal_ms() - probe["steal_ms"],
         "host": describe_host(),
     }
-    return Profile(pd.DataFrame(rows), about)
+    return Profile(pd.concat([pd.read_csv(file) for file in files], ignore_index=True), about)
 
 
 def _spread(points: Sequence[Point], n_points: int = 6) -> list[Point]:

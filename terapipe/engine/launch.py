@@ -82,12 +82,18 @@ class Ranks:
         self.switchboard.send(job)
         return self._collect("done", None, progress)
 
-    def train(self, directories: Sequence[Path], order: Sequence[int] | None = None, save: str | None = None) -> list[Run]:
-        """Train the runs prepared in some directories, a step of each in turn or in the given order of indices."""
+    def train(
+        self,
+        directories: Sequence[Path],
+        order: Sequence[int] | None = None,
+        save: str | None = None,
+        probe: dict[str, Any] | None = None,
+    ) -> list[Run]:
+        """Train the runs prepared in some directories, a step of each in turn or in the given order; see `worker.train`."""
         specs = [load_run(directory).spec for directory in directories]
         n_steps = len(order) if order is not None else sum(spec.n_steps + spec.n_warmup_steps for spec in specs)
         stolen = steal_ms()
-        job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save}
+        job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save, "probe": probe}
         with tqdm(total=n_steps, unit="step", delay=2, leave=False, desc=f"{self.n_ranks} ranks") as bar:
             self.do(job, lambda _: bar.update())
         about = {"threads_per_rank": 1, "pinned": hasattr(os, "sched_setaffinity"), "steal_ms": steal_ms() - stolen}

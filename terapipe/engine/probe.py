@@ -1,13 +1,14 @@
 """Times one stage's slices inside a rank, with the code that runs them in training."""
 
+import csv
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from terapipe.cost.profile import POINT
 from terapipe.engine.mesh import Mesh
 from terapipe.engine.rank import RankRun
 from terapipe.engine.stage import Stage, StepInputs
@@ -15,45 +16,54 @@ from terapipe.errors import SpecError
 from terapipe.slicing import MicrobatchSlices, Slicing
 
 Point = tuple[int, int, int]  # slice_tokens, context_tokens, n_sequences
+PROBE = -1  # in a job's order: a repeat of the measurement, between two steps
+PROBE_COLUMNS = [*POINT, "together", "repeat", "forward_ms", "backward_ms"]
 
 
-def probe(
-    mesh: Mesh, directory: Path, job: Mapping[str, Any], report: Callable[[dict[str, Any]], None]
-) -> list[dict[str, Any]]:
-    """Measure this rank's stages: each rank while the others wait, and all at once.
+class Prober:
+    """Measures this rank's stages, a repeat of the whole grid at a time.
 
-    `job` holds the points to measure "alone" and "together", and "n_repeats". Every repeat goes once
-    over all points, ranks and both conditions, so that a machine whose speed wanders slows them alike;
-    a round before the first is not counted.
+    A repeat goes over all points, each rank while the others wait, and over some with all ranks at
+    once, so that a machine whose speed wanders slows them alike. Rows go to probe-rank-N.csv.
     """
-    run = RankRun(mesh, directory)
-    stages = {index: stage for index, stage in run.stages.items() if isinstance(stage, Stage)}
-    if len(stages) != len(run.stages):
-        raise SpecError("emulated stages have no cost to measure: it was put in.")
-    rows: list[dict[str, Any]] = []
-    for repeat in range(-1, job["n_repeats"]):
-        for turn in [*range(mesh.n_ranks), None]:
-            points = job["together" if turn is None else "alone"]
-            mesh.barrier()
-            for point in np.random.default_rng(repeat + 1).permutation(points).tolist():
+
+    def __init__(self, mesh: Mesh, directory: Path, alone: Sequence[Point], together: Sequence[Point]) -> None:
+        self.mesh, self.alone, self.together = mesh, alone, together
+        self.run = RankRun(mesh, directory)
+        self.stages = {index: stage for index, stage in self.run.stages.items() if isinstance(stage, Stage)}
+        if len(self.stages) != len(self.run.stages):
+            raise SpecError("emulated stages have no cost to measure: it was put in.")
+        self.file = (directory / f"probe-rank-{mesh.rank}.csv").open("w", newline="", encoding="utf-8")
+        csv.writer(self.file).writerow(PROBE_COLUMNS)
+        self.n_repeats = 0
+        self._measure_all(repeat=None)  # the first run of anything is not timed
+
+    def measure(self) -> None:
+        """One repeat of every point."""
+        self._measure_all(self.n_repeats)
+        self.n_repeats += 1
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.file.close()
+        self.run.close()
+
+    def _measure_all(self, repeat: int | None) -> None:
+        shuffle = np.random.default_rng(self.n_repeats)
+        for turn in [*range(self.mesh.n_ranks), None]:
+            self.mesh.barrier()
+            for point in shuffle.permutation(self.together if turn is None else self.alone).tolist():
                 if turn is None:
-                    mesh.barrier()
-                if turn in (mesh.rank, None):
-                    rows += _measure(run, stages, tuple(point), turn is None, repeat)
-            if mesh.rank == 0:
-                report({"event": "step"})
-    run.close()
-    return [row for row in rows if row["repeat"] >= 0]
+                    self.mesh.barrier()
+                if turn in (self.mesh.rank, None):
+                    self._measure(point, turn is None, repeat)
 
-
-def _measure(run: RankRun, stages: dict[int, Stage], point: Point, together: bool, repeat: int) -> list[dict[str, Any]]:
-    where = dict(zip(("slice_tokens", "context_tokens", "n_sequences"), point, strict=True))
-    rows = []
-    for index, stage in stages.items():
-        forward, backward = time_slice(stage, point, run.spec.model.vocab_size, run.dtype)
-        times = {"together": together, "repeat": repeat, "forward_ms": forward, "backward_ms": backward}
-        rows.append({"stage": index, **where, **times})
-    return rows
+    def _measure(self, point: Point, together: bool, repeat: int | None) -> None:
+        for index, stage in self.stages.items():
+            times = time_slice(stage, point, self.run.spec.model.vocab_size, self.run.dtype)
+            if repeat is not None:
+                csv.writer(self.file).writerow([index, *point, together, repeat, *times])
 
 
 def time_slice(stage: Stage, point: Point, vocab_size: int, dtype: torch.dtype) -> tuple[float, float]:

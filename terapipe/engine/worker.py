@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from terapipe.engine.control import ENVIRONMENT, Telephone
-from terapipe.engine.host import allowed_cores, describe_host, n_cores, pin, steal_ms, unpinned
+from terapipe.engine.host import allowed_cores, describe_host, keep_memory, n_cores, pin, steal_ms, unpinned
 from terapipe.engine.mesh import Mesh, PeerLostError
-from terapipe.engine.probe import probe, time_fixed_work
+from terapipe.engine.probe import PROBE, Prober, time_fixed_work
 from terapipe.engine.rank import RankRun
 from terapipe.engine.reference import time_reference
 from terapipe.engine.results import load_run, prepare, read_timings
@@ -42,6 +42,7 @@ def serve(rank: int, n_ranks: int, store_port: int, log: str) -> None:
     telephone = Telephone(os.environ[ENVIRONMENT])
     try:
         torch.set_num_threads(1)
+        keep_memory()
         store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=STORE_TIMEOUT)
         mesh = Mesh(store, rank, n_ranks)
         telephone.say({"event": "ready"})
@@ -59,18 +60,23 @@ def do_job(mesh: Mesh, job: dict[str, Any], report: Report) -> Any:
     """Do one job; return what the launcher should know."""
     kind = job["do"]
     if kind == "train":
-        return train(mesh, [Path(path) for path in job["directories"]], job["order"], job["save"], report)
-    if kind == "probe":
-        return probe(mesh, Path(job["directory"]), job, report)
+        return train(mesh, job, report)
     if kind == "fixed work":
         return time_fixed_work(mesh)
     assert kind == "one process"
     return _one_process(mesh, RunSpec.from_json(job["spec"]), job["n_repeats"])
 
 
-def train(mesh: Mesh, directories: list[Path], order: list[int] | None, save: str | None, report: Report) -> None:
-    """Train several runs, a step of each in turn, or in the order given as indices of `directories`."""
-    runs = [RankRun(mesh, directory) for directory in directories]
+def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
+    """Train the runs in job["directories"], a step of each in turn.
+
+    job["order"], if given, holds the index of the run that makes the next step, or `PROBE` for a repeat
+    of the measurement that job["probe"] describes. job["save"] is that of `RankRun`.
+    """
+    runs = [RankRun(mesh, Path(directory)) for directory in job["directories"]]
+    probe = job["probe"]
+    prober = Prober(mesh, Path(probe["directory"]), probe["alone"], probe["together"]) if probe else None
+    order, save = job["order"], job["save"]
     if order is None:
         longest = max(len(run.steps) for run in runs)
         order = [index for step in range(longest) for index, run in enumerate(runs) if step < len(run.steps)]
@@ -79,17 +85,22 @@ def train(mesh: Mesh, directories: list[Path], order: list[int] | None, save: st
     gc.disable()  # a collection in the middle of a step would be timed
     next_step = [run.steps.start for run in runs]
     for index in order:
-        step = next_step[index]
-        runs[index].run_step(step, save)
-        next_step[index] += 1
+        if index == PROBE:
+            assert prober is not None
+            prober.measure()
+        else:
+            runs[index].run_step(next_step[index], save)
+            next_step[index] += 1
         if mesh.rank == 0:
-            report({"event": "step", "run": index, "step": step})
+            report({"event": "step"})
         gc.collect()
     gc.enable()
     for run in runs:
         if save == "parameters":
             run.save_parameters()
         run.close()
+    if prober is not None:
+        prober.close()
 
 
 def _one_process(mesh: Mesh, spec: RunSpec, n_repeats: int) -> dict[str, Any] | None:
@@ -137,6 +148,7 @@ def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
     Directories are prepared already, or made here from the specs.
     """
     torch.set_num_threads(1)
+    keep_memory()
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     mesh = Mesh(dist.PrefixStore(f"terapipe-{_attempt()}-{next(_joined)}", _outer_store()), rank, n_ranks)
     if rank == 0:  # the others have checked their specs by now, and with them that the directories are new
@@ -144,7 +156,8 @@ def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
             prepare(spec, directory)
     mesh.barrier()
     stolen = steal_ms()
-    train(mesh, directories, None, None, lambda message: print(json.dumps(message), flush=True))
+    job = {"directories": directories, "order": None, "save": None, "probe": None}
+    train(mesh, job, lambda message: print(json.dumps(message), flush=True))
     mesh.barrier()
     if rank == 0:
         about = {"threads_per_rank": 1, "pinned": bool(allowed_cores()), "steal_ms": steal_ms() - stolen}
