@@ -92,7 +92,7 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
             runs[index].run_step(next_step[index], save)
             next_step[index] += 1
         if mesh.rank == 0:
-            report({"event": "step"})
+            report({"event": "step", "run": index})
         gc.collect()
     gc.enable()
     for run in runs:
