@@ -70,7 +70,8 @@ def slice_(
     import terapipe as tp
 
     cost = tp.Profile.load(profile).fit()
-    plan = tp.optimal_slicing(cost, seq_tokens, n_stages, granularity_tokens, objective, cost.slice_tokens[0])
+    options = {"granularity_tokens": granularity_tokens, "min_slice_tokens": cost.slice_tokens[0]}
+    plan = tp.optimal_slicing(cost, seq_tokens, n_stages, objective=objective, **options)
     print(f"{plan.slicing}\nlatency {plan.latency_ms:.3f} ms ({plan.objective}), lower bound {plan.lower_bound_ms:.3f} ms")
 
 

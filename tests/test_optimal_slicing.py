@@ -85,7 +85,8 @@ def test_granularity_and_shortest_slice_leave_the_best_of_what_they_allow(
     table.forward = np.where(np.isinf(table.forward), 7.0, table.forward)
     table.backward = np.where(np.isinf(table.backward), 7.0, table.backward)
     shortest = min(shortest, seq_tokens)
-    plan = tp.optimal_slicing(table.cost, seq_tokens, n_stages, granularity, objective=objective, min_slice_tokens=shortest)
+    limits = {"granularity_tokens": granularity, "min_slice_tokens": shortest}
+    plan = tp.optimal_slicing(table.cost, seq_tokens, n_stages, objective=objective, **limits)
     least = table.least(seq_tokens, n_stages, objective, granularity, shortest)
     assert plan.latency_ms == pytest.approx(least, rel=1e-12, abs=1e-12)
     assert all(length >= shortest and length % granularity == 0 for length in plan.slicing.microbatches[0].slice_tokens)

@@ -69,6 +69,7 @@ def optimal_slicing(
     cost: CostModel,
     seq_tokens: int,
     n_stages: int,
+    *,
     granularity_tokens: int = 1,
     objective: Objective = "two-phase",
     min_slice_tokens: int = 1,
