@@ -58,7 +58,7 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
     fig.update_yaxes(style.lane_axis("", [row.label for row in rows]))
     facts = [_facts(name, each) for name, each in plans.items() if isinstance(each, SlicingPlan)]
     text = "<br>".join(facts) or style.bold("Slicing")
-    return style.finish(fig, _ROW_PX * len(rows), [style.header([text], "")], top_px=30 + 18 * max(1, len(facts)), bottom_px=60)
+    return style.finish(fig, _ROW_PX * len(rows), [style.header([text], "")], top_px=56 + 18 * max(1, len(facts)), bottom_px=60)
 
 
 def _rows(name: str, given: SlicingLike) -> list[_Row]:

@@ -103,7 +103,7 @@ def lane_axis(title: str, labels: list[str]) -> dict[str, Any]:
 
 
 def finish(
-    fig: go.Figure, plot_px: float, annotations: list[dict[str, Any]], top_px: int = 48, bottom_px: int = 96
+    fig: go.Figure, plot_px: float, annotations: list[dict[str, Any]], top_px: int = 74, bottom_px: int = 96
 ) -> go.Figure:
     """The shared layout around a plot area of a given height."""
     font = {"family": FONT, "size": 13, "color": "#222222"}
