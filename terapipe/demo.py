@@ -17,6 +17,7 @@ from terapipe.cost import CostModel, LinearContextCost
 from terapipe.engine.host import describe_host
 from terapipe.engine.launch import Ranks, prepare_all
 from terapipe.engine.verify import verify
+from terapipe.errors import SpecError
 from terapipe.experiment import prepare_race, race, run_race
 from terapipe.profiling import measure, plan_points, plan_probe, read_probe
 from terapipe.report import Section, write_report
@@ -33,6 +34,7 @@ N_REPEATS, N_ROUNDS, ROUNDS_PER_PROBE = 4, 14, 3
 N_EMULATED_ROUNDS, N_ONE_PROCESS = 3, 5
 LEARNING_RATE = 1e-3
 MAX_DRIFT, MAX_ATTEMPTS = 0.05, 3
+RESULTS = ("attempt-[0-9]", "profile.csv", "profile.json", "summary.json", "report.html")
 
 Summary = dict[str, Any]
 
@@ -116,9 +118,7 @@ class Attempt:
 
 def run_demo(directory: Path) -> Summary:
     """Do the whole job; write summary.json and report.html into the directory, and return the summary."""
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
+    _clear(directory)
     model, attempts = ModelConfig.preset("tour"), []
     for number in range(MAX_ATTEMPTS):
         _say(f"measuring, planning and racing on {N_RANKS} ranks (attempt {number + 1} of at most {MAX_ATTEMPTS})")
@@ -147,6 +147,20 @@ def run_demo(directory: Path) -> Summary:
     print(summary_table(summary).to_string(index=False))
     _say(f"wrote {directory / 'summary.json'} and {directory / 'report.html'}")
     return summary
+
+
+def _clear(directory: Path) -> None:
+    """Make the directory, without an earlier demo's results; anything else in it is refused, not removed."""
+    found = list(directory.iterdir()) if directory.exists() else []
+    foreign = [path.name for path in found if not any(path.match(pattern) for pattern in RESULTS)]
+    if foreign:
+        raise SpecError(f"{str(directory)!r} holds other things than a demo's results ({foreign[0]!r}). Choose another folder.")
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def plan_slices(cost: LinearContextCost, n_stages: int) -> SlicingPlan:

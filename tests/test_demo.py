@@ -8,6 +8,7 @@ import pytest
 
 import terapipe as tp
 from terapipe import demo
+from terapipe.errors import SpecError
 from terapipe.report import Section, write_report
 
 SMALL = {
@@ -65,6 +66,17 @@ def test_what_was_run_can_be_read_back(done):
     assert run.timeline.source == "measured"
     assert len(run.losses) == SMALL["N_ROUNDS"]
     assert not tp.Profile.load(done / "profile.csv").frame.empty
+
+
+def test_only_an_earlier_demos_results_are_replaced(tmp_path):
+    (tmp_path / "attempt-1").mkdir()
+    (tmp_path / "summary.json").touch()
+    demo._clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SpecError, match=r"thesis\.tex"):
+        demo._clear(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_report_escapes_its_text_and_carries_the_script_once(tmp_path):

@@ -35,13 +35,8 @@ from terapipe.spec import RunSpec
 
 START_TIMEOUT_S = 90.0
 ECHO_PATIENCE_S = 4.0  # how long to look for the cause once a rank reports that it lost another
-_PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "numpy",
-    "pandas",
-]  # never terapipe or the user's modules: they may change
+# Loaded by the fork server; never terapipe or the user's modules, which may change. (Optimizers import _dynamo.)
+_PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "pandas"]
 _ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 Progress = Callable[[dict[str, Any]], object]
