@@ -132,7 +132,7 @@ def run_demo(directory: Path) -> Summary:
     _say("comparing every gradient with one process, unsliced")
     errors = [verify_slicing(model, attempt.plan.slicing, dtype) for dtype in ("float32", "float64")]
     _say(f"racing {N_EMULATED_RANKS} emulated ranks")
-    emulated = Emulation(attempt.profile.fit(), directory)
+    emulated = Emulation(attempt.profile.fit())
     summary = attempts[-1] | {
         "max_relative_gradient_error": errors[0],
         "max_relative_gradient_error_float64": errors[1],
@@ -188,10 +188,9 @@ def verify_slicing(model: ModelConfig, slicing: Slicing, dtype: str) -> float:
 class Emulation:
     """The same race on 8 emulated ranks, each costing what a stage measured here costs."""
 
-    def __init__(self, cost: LinearContextCost, directory: Path) -> None:
+    def __init__(self, cost: LinearContextCost) -> None:
         self.cost = cost
         self.plan = plan_slices(cost, N_EMULATED_RANKS)
-        self.directory = directory
 
     def run(self) -> Summary:
         """Race; return the numbers of the summary."""

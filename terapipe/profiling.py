@@ -12,13 +12,12 @@ from terapipe.config import ModelConfig
 from terapipe.cost import Profile
 from terapipe.engine.host import describe_host, steal_ms
 from terapipe.engine.launch import Ranks
-from terapipe.engine.probe import PROBE
+from terapipe.engine.probe import PROBE, Point
 from terapipe.engine.results import new_directory, prepare
+from terapipe.engine.worker import N_THREADS
 from terapipe.errors import CostError
 from terapipe.slicing import uniform_slicing
 from terapipe.spec import RunSpec
-
-Point = tuple[int, int, int]  # slice_tokens, context_tokens, n_sequences
 
 
 def profile(
@@ -101,7 +100,7 @@ def read_probe(probe: dict[str, Any], spec: RunSpec) -> Profile:
         "layers": [[layers.start, layers.stop] for layers in spec.layer_ranges],
         "dtype": spec.dtype,
         "n_ranks": spec.n_ranks,
-        "threads_per_rank": 1,
+        "threads_per_rank": N_THREADS,
         "steal_ms": steal_ms() - probe["steal_ms"],
         "host": describe_host(),
     }

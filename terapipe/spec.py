@@ -108,6 +108,15 @@ class RunSpec:
         given = (self.slicing,) if isinstance(self.slicing, Slicing) else self.slicing
         return given  # type: ignore[return-value]  # normalised: no text is left
 
+    @property
+    def schedule_name(self) -> str:
+        """The schedule's family, or the name of one that was built or typed."""
+        return self.schedule if isinstance(self.schedule, str) else self.schedule.name
+
+    def slicing_index(self, step: int) -> int:
+        """Which of `slicings` and `schedules` a step runs; warm-up steps, below 0, begin the cycle."""
+        return (step + self.n_warmup_steps) % len(self.slicings)
+
     @cached_property
     def schedules(self) -> tuple[Schedule, ...]:
         """The valid schedule of each slicing."""

@@ -20,7 +20,6 @@ COLUMNS = [
     *("n_sequences", "slice_tokens", "context_tokens"),
     *("start_ms", "end_ms", "ready_ms", "blocked_by", "n_bytes"),
 ]
-SOURCES = ("simulated", "emulated", "measured", "given")
 BUDGET = ("compute", "communication", "dependency", "fill", "drain", "runtime")
 _REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
 _KINDS = ("F", "B", "I", "W")

@@ -283,6 +283,13 @@ class TestLowering:
         assert len(sends) == 2 * len(slicing.units) * sum(a != b for a, b in pairwise(homes))
 
 
+def swap_two(orders: list[list[str]], rng: random.Random) -> None:
+    """Swap two actions of one rank, in place."""
+    order = rng.choice(orders)
+    a, b = rng.randrange(len(order)), rng.randrange(len(order))
+    order[a], order[b] = order[b], order[a]
+
+
 class TestValidation:
     """Every refusal quotes the action and marks its cell in the step × rank grid by > and <."""
 
@@ -408,9 +415,7 @@ class TestValidation:
         orders, slicing = drawn
         rng = random.Random(seed)
         for _ in range(rng.randint(1, 2)):
-            order = rng.choice(orders)
-            a, b = rng.randrange(len(order)), rng.randrange(len(order))
-            order[a], order[b] = order[b], order[a]
+            swap_two(orders, rng)
         try:
             times(orders, lambda *action: 1.0)
         except Stuck:
@@ -424,9 +429,7 @@ class TestValidation:
     def test_every_deadlock_named_is_a_cycle_of_dependencies_and_orders(self, drawn, seed):
         orders, slicing = drawn
         rng = random.Random(seed)
-        order = rng.choice(orders)
-        a, b = rng.randrange(len(order)), rng.randrange(len(order))
-        order[a], order[b] = order[b], order[a]
+        swap_two(orders, rng)
         try:
             tp.Schedule.from_orders(orders_of(orders), slicing).validate()
         except ScheduleError as refused:

@@ -85,16 +85,14 @@ class Ranks:
         probe: dict[str, Any] | None = None,
     ) -> list[Run]:
         """Train the runs prepared in some directories, a step of each in turn or in the given order; see `worker.train`."""
-        specs = [load_run(directory).spec for directory in directories]
-        n_steps = len(order) if order is not None else sum(spec.n_steps + spec.n_warmup_steps for spec in specs)
+        runs = [load_run(directory) for directory in directories]
+        n_steps = len(order) if order is not None else sum(run.spec.n_steps + run.spec.n_warmup_steps for run in runs)
         stolen = steal_ms()
         job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save, "probe": probe}
         with tqdm(total=n_steps, unit="step", delay=2, leave=False, desc=f"{self.n_ranks} ranks") as bar:
             self.do(job, lambda _: bar.update())
-        about = {"threads_per_rank": 1, "pinned": hasattr(os, "sched_setaffinity"), "steal_ms": steal_ms() - stolen}
-        for directory in directories:
-            worker.finish(directory, about)
-        return [load_run(directory) for directory in directories]
+        worker.finish(runs, steal_ms() - stolen)
+        return runs
 
     def _start(self) -> None:
         multiprocessing.set_forkserver_preload(_PRELOAD)
@@ -217,7 +215,7 @@ def prepare_all(specs: Sequence[RunSpec]) -> list[Path]:
             directory = Path(spec.directory).absolute()
         else:
             assert root is not None
-            directory = root if len(specs) == 1 else root / f"{index}-{_name(spec)}"
+            directory = root if len(specs) == 1 else root / f"{index}-{spec.schedule_name}"
         directories.append(prepare(spec, directory))
     return directories
 
@@ -241,12 +239,8 @@ def launch_groups(specs: Sequence[RunSpec]) -> Iterator[list[int]]:
         yield [index for index, other in enumerate(keys) if other == key]
 
 
-def _name(spec: RunSpec) -> str:
-    return spec.schedule if isinstance(spec.schedule, str) else spec.schedule.name
-
-
 def _label(specs: Sequence[RunSpec]) -> str:
-    return _name(specs[0]) if len(specs) == 1 else f"{len(specs)}-runs"
+    return specs[0].schedule_name if len(specs) == 1 else f"{len(specs)}-runs"
 
 
 def _join(specs: Sequence[RunSpec]) -> list[Run]:

@@ -62,7 +62,7 @@ class RankRun:
 
     def run_step(self, step: int, save: str | None = None) -> None:
         """Run one step and write its rows; with save="gradients" keep the gradients instead of updating."""
-        which = (step + self.spec.n_warmup_steps) % len(self.schedules)
+        which = self.spec.slicing_index(step)
         inputs = step_inputs(self.spec, step)
         origin, timed = self.runtimes[which].run_step(inputs, self._armed(step))
         norm = float("nan")
@@ -111,8 +111,9 @@ class RankRun:
 
 def step_inputs(spec: RunSpec, step: int) -> StepInputs:
     """Slicing, batch and keys of one step, the same on every rank and in one process."""
-    index = step + spec.n_warmup_steps
-    slicing = spec.slicings[index % len(spec.slicings)]
-    text = None if spec.text is None else str(spec.text)
-    batch = Batch([], []) if spec.device == "emulated" else read_batch(text, spec.model.vocab_size, slicing, index)
+    slicing = spec.slicings[spec.slicing_index(step)]
+    batch = Batch([], [])
+    if spec.device != "emulated":
+        text = None if spec.text is None else str(spec.text)
+        batch = read_batch(text, spec.model.vocab_size, slicing, step + spec.n_warmup_steps)
     return StepInputs(slicing, batch.tokens, batch.labels, batch.n_valid, spec.seed, step)

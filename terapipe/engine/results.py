@@ -65,7 +65,7 @@ class Run:
         """The run in a few numbers."""
         timeline, losses = self.timeline, self.losses
         values = {
-            "schedule": self.spec.schedule if isinstance(self.spec.schedule, str) else self.spec.schedule.name,
+            "schedule": self.spec.schedule_name,
             "slicing": ", ".join(map(str, self.spec.slicings)),
             "source": timeline.source,
             "n_ranks": self.spec.n_ranks,
@@ -90,8 +90,10 @@ def prepare(spec: RunSpec, directory: Path) -> Path:
 
 def read_schedules(directory: Path, spec: RunSpec) -> list[Schedule]:
     """The schedules that `prepare` wrote, one for each slicing."""
-    name = spec.schedule if isinstance(spec.schedule, str) else spec.schedule.name
-    return [Schedule.from_csv(directory / _schedule_file(index), slicing, name) for index, slicing in enumerate(spec.slicings)]
+    return [
+        Schedule.from_csv(directory / _schedule_file(index), slicing, spec.schedule_name)
+        for index, slicing in enumerate(spec.slicings)
+    ]
 
 
 def _schedule_file(index: int) -> str:
@@ -137,7 +139,7 @@ def runs(root: str | Path = DEFAULT_ROOT) -> pd.DataFrame:
 
 
 def read_timings(directory: Path, spec: RunSpec) -> pd.DataFrame:
-    """The merged table; made from the ranks' files, and kept as parquet, on first use."""
+    """The merged table: the parquet file of a finished run, else made from the ranks' files."""
     merged = directory / "timings.parquet"
     if merged.exists():
         return pd.read_parquet(merged)
@@ -159,5 +161,5 @@ def _complete_steps(frame: pd.DataFrame, spec: RunSpec) -> pd.DataFrame:
     """The rows of steps that every rank finished."""
     n_actions = [sum(len(order) for order in schedule.orders) for schedule in spec.schedules]
     counts = frame.groupby("step").size()
-    expected = [n_actions[(step + spec.n_warmup_steps) % len(n_actions)] for step in counts.index]
+    expected = [n_actions[spec.slicing_index(step)] for step in counts.index]
     return frame[frame["step"].isin(counts.index[counts.to_numpy() == expected])]

@@ -27,10 +27,11 @@ from terapipe.engine.mesh import Mesh, PeerLostError
 from terapipe.engine.probe import PROBE, Prober, time_fixed_work
 from terapipe.engine.rank import RankRun
 from terapipe.engine.reference import time_reference
-from terapipe.engine.results import load_run, prepare, read_timings
+from terapipe.engine.results import Run, load_run, prepare, read_timings
 from terapipe.spec import RunSpec
 
 Report = Callable[[dict[str, Any]], None]
+N_THREADS = 1  # of a rank
 STORE_TIMEOUT = timedelta(seconds=60)
 _joined = itertools.count()  # of the launches that this process joined: each needs keys of its own in the store
 
@@ -41,8 +42,7 @@ def serve(rank: int, n_ranks: int, store_port: int, log: str) -> None:
     _redirect_output(log)
     telephone = Telephone(os.environ[ENVIRONMENT])
     try:
-        torch.set_num_threads(1)
-        keep_memory()
+        _settle()
         store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=STORE_TIMEOUT)
         mesh = Mesh(store, rank, n_ranks)
         telephone.say({"event": "ready"})
@@ -110,7 +110,7 @@ def _one_process(mesh: Mesh, spec: RunSpec, n_repeats: int) -> dict[str, Any] | 
         with unpinned():
             torch.set_num_threads(n_cores())
             result = time_reference(spec, n_repeats)
-        torch.set_num_threads(1)
+        torch.set_num_threads(N_THREADS)
         pin(mesh.rank)
     mesh.barrier()
     return result
@@ -134,12 +134,19 @@ def _describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def finish(directory: Path, about: dict[str, Any]) -> None:
-    """Merge the ranks' tables, and note the machine."""
-    spec = load_run(directory).spec
-    read_timings(directory, spec).to_parquet(directory / "timings.parquet", index=False)
-    host = describe_host() | about | {"seed": spec.seed, "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    (directory / "host.json").write_text(json.dumps(host, indent=2) + "\n", encoding="utf-8")
+def finish(runs: Sequence[Run], stolen_ms: float) -> None:
+    """Merge the ranks' tables, and note the machine and the time that others stole from it."""
+    ranks = {"threads_per_rank": N_THREADS, "pinned": bool(allowed_cores()), "steal_ms": stolen_ms}
+    for run in runs:
+        read_timings(run.directory, run.spec).to_parquet(run.directory / "timings.parquet", index=False)
+        host = describe_host() | ranks | {"seed": run.spec.seed, "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        (run.directory / "host.json").write_text(json.dumps(host, indent=2) + "\n", encoding="utf-8")
+
+
+def _settle() -> None:
+    """Make this process a rank: one thread, and memory that stays."""
+    torch.set_num_threads(N_THREADS)
+    keep_memory()
 
 
 def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
@@ -147,8 +154,7 @@ def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
 
     Directories are prepared already, or made here from the specs.
     """
-    torch.set_num_threads(1)
-    keep_memory()
+    _settle()
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     mesh = Mesh(dist.PrefixStore(f"terapipe-{_attempt()}-{next(_joined)}", _outer_store()), rank, n_ranks)
     if rank == 0:  # the others have checked their specs by now, and with them that the directories are new
@@ -160,9 +166,7 @@ def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
     train(mesh, job, lambda message: print(json.dumps(message), flush=True))
     mesh.barrier()
     if rank == 0:
-        about = {"threads_per_rank": 1, "pinned": bool(allowed_cores()), "steal_ms": steal_ms() - stolen}
-        for directory in directories:
-            finish(directory, about)
+        finish([load_run(directory) for directory in directories], steal_ms() - stolen)
     mesh.barrier()
     mesh.close()
 

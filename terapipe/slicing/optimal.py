@@ -56,7 +56,7 @@ def pipeline_latency_ms(slicing: Slicing, cost: CostModel, n_stages: int, object
     (K−1)·(max f + max b), what such a pipeline really takes.
     """
     _check_objective(objective)
-    _check_stages(n_stages)
+    check_integer("n_stages", n_stages, 1, SlicingError)
     _, _, lengths, contexts, sequences = slicing.units.T
     forward = as_times(cost.forward_ms(lengths, contexts, sequences), lengths)
     backward = as_times(cost.backward_ms(lengths, contexts, sequences), lengths)
@@ -98,7 +98,7 @@ def optimal_slicing(
         For sizes that do not fit, or where every slicing is forbidden.
     """
     _check_objective(objective)
-    _check_stages(n_stages)
+    check_integer("n_stages", n_stages, 1, SlicingError)
     forward, backward = _slice_costs(cost, seq_tokens, granularity_tokens, min_slice_tokens)
     if objective == "paper":
         forward, backward = forward + backward, np.where(np.isinf(backward), np.inf, 0.0)
@@ -119,10 +119,6 @@ def optimal_slicing(
 def _check_objective(objective: str) -> None:
     if objective not in get_args(Objective):
         raise SlicingError(unknown_name("objective", objective, get_args(Objective)))
-
-
-def _check_stages(n_stages: int) -> None:
-    check_integer("n_stages", n_stages, 1, SlicingError)
 
 
 def _slice_costs(cost: CostModel, seq_tokens: int, granularity: int, min_slice_tokens: int) -> tuple[Matrix, Matrix]:
