@@ -65,13 +65,14 @@ def slice_(
     n_stages: int,
     granularity_tokens: int = 16,
     objective: Literal["two-phase", "paper"] = "two-phase",
+    max_slices: int | None = None,
 ) -> None:
     """Find the best slices for a profile's costs."""
     import terapipe as tp
 
     cost = tp.Profile.load(profile).fit()
-    options = {"granularity_tokens": granularity_tokens, "min_slice_tokens": cost.slice_tokens[0]}
-    plan = tp.optimal_slicing(cost, seq_tokens, n_stages, objective=objective, **options)
+    options: dict[str, Any] = {"granularity_tokens": granularity_tokens, "min_slice_tokens": cost.slice_tokens[0]}
+    plan = tp.optimal_slicing(cost, seq_tokens, n_stages, objective=objective, max_slices=max_slices, **options)
     print(f"{plan.slicing}\nlatency {plan.latency_ms:.3f} ms ({plan.objective}), lower bound {plan.lower_bound_ms:.3f} ms")
 
 

@@ -11,7 +11,8 @@ from terapipe.cost import CostModel, Link, as_times
 from terapipe.errors import CostError, ScheduleError
 from terapipe.schedule import Graph, Schedule, Transfers, earliest_starts
 from terapipe.schedule.graph import KINDS
-from terapipe.timeline import COLUMNS, Timeline
+from terapipe.slicing.optimal import any_extrapolated
+from terapipe.timeline import COLUMNS, SIMULATED, SIMULATED_EXTRAPOLATED, Timeline
 
 Links = Link | Mapping[tuple[int, int], Link]
 
@@ -24,6 +25,9 @@ def simulate(
     contention: float = 1.0,
 ) -> Timeline:
     """When every action of a schedule runs, if slices cost what `cost` says.
+
+    The timeline's source is "simulated", or "simulated, extrapolated" where the cost of a slice lies
+    beyond what was measured (`CostModel.is_extrapolated`).
 
     Parameters
     ----------
@@ -63,7 +67,9 @@ def simulate(
     n_bytes = _message_bytes(graph, bytes_per_token)
     durations = action_durations(graph, cost)
     starts = earliest_starts(graph, durations, _transfers(graph, link, n_bytes), contention)
-    return Timeline(_frame(graph, n_bytes, starts.start_ms, starts.end_ms, starts.ready_ms, starts.blocked_by))
+    costs = [cost] if isinstance(cost, CostModel) else cost
+    source = SIMULATED_EXTRAPOLATED if any_extrapolated(costs, graph.slicing) else SIMULATED
+    return Timeline(_frame(graph, source, n_bytes, starts.start_ms, starts.end_ms, starts.ready_ms, starts.blocked_by))
 
 
 def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:
@@ -115,6 +121,7 @@ def _transfers(graph: Graph, link: Links | None, n_bytes: npt.NDArray[np.float64
 
 def _frame(
     graph: Graph,
+    source: str,
     n_bytes: npt.NDArray[np.float64],
     start_ms: npt.NDArray[np.float64],
     end_ms: npt.NDArray[np.float64],
@@ -124,7 +131,7 @@ def _frame(
     units = graph.slicing.units[graph.unit]
     texts = np.array([*map(str, chain(*graph.orders)), ""], dtype=object)
     columns = {
-        "source": "simulated",
+        "source": source,
         "step": 0,
         "rank": graph.rank,
         "stage": graph.stage,

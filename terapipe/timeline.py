@@ -21,6 +21,8 @@ COLUMNS = [
     *("start_ms", "end_ms", "ready_ms", "blocked_by", "n_bytes"),
 ]
 BUDGET = ("compute", "communication", "dependency", "fill", "drain", "runtime")
+SIMULATED = "simulated"
+SIMULATED_EXTRAPOLATED = "simulated, extrapolated"  # with costs of slices beyond what was measured
 _REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
 _KINDS = ("F", "B", "I", "W")
 
@@ -32,10 +34,10 @@ class Timeline:
     Attributes
     ----------
     frame : DataFrame
-        source ("simulated", "emulated", "measured" or "given"), step, rank, stage, kind,
-        microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms, end_ms, ready_ms
-        (when the last input was there; measured: no later than), blocked_by (text of the action
-        that it waited for last), n_bytes (message sent on).
+        source ("simulated", "simulated, extrapolated", "emulated", "measured" or "given"), step,
+        rank, stage, kind, microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms,
+        end_ms, ready_ms (when the last input was there; measured: no later than), blocked_by (text
+        of the action that it waited for last), n_bytes (message sent on).
     """
 
     frame: pd.DataFrame
@@ -85,6 +87,11 @@ class Timeline:
         """Where the times come from; "mixed" where from several places."""
         found = self.frame["source"].unique()
         return str(found[0]) if len(found) == 1 else "mixed"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether every time is simulated, of slices whose costs are extrapolated too."""
+        return set(self.frame["source"]) <= {SIMULATED, SIMULATED_EXTRAPOLATED}
 
     @property
     def n_ranks(self) -> int:
@@ -171,7 +178,7 @@ class Timeline:
         made = input_ends(rows)[inner].clip(free, start).fillna(free)
         there = rows["ready_ms"][inner].fillna(made).clip(made, start)
         left = (start - there).sum()
-        simulated = self.source == "simulated"  # it has no runtime: what is left is a blocking send
+        simulated = self.is_simulated  # it has no runtime: what is left is a blocking send
         total = {
             "compute": (rows["end_ms"] - rows["start_ms"]).sum(),
             "communication": (there - made).sum() + left * simulated,

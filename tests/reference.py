@@ -129,18 +129,3 @@ def compositions(total: int) -> Iterator[tuple[int, ...]]:
     for first in range(1, total + 1):
         for rest in compositions(total - first):
             yield (first, *rest)
-
-
-def latency_ms(
-    lengths: Sequence[int],
-    forward: Callable[[int, int], float],
-    backward: Callable[[int, int], float],
-    n_stages: int,
-    objective: str,
-) -> float:
-    """Eq. (5) of TeraPipe (2102.07988) with t = f + b ("paper"), or its maxima taken apart ("two-phase")."""
-    contexts = [sum(lengths[:index]) for index in range(len(lengths))]
-    f = [forward(length, context) for length, context in zip(lengths, contexts, strict=True)]
-    b = [backward(length, context) for length, context in zip(lengths, contexts, strict=True)]
-    slowest = max(x + y for x, y in zip(f, b, strict=True)) if objective == "paper" else max(f) + max(b)
-    return sum(f) + sum(b) + ((n_stages - 1) * slowest if n_stages > 1 else 0.0)

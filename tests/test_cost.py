@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strategies import PROPERTY
 
 import terapipe as tp
+from terapipe.cost.profile import median_error
 from terapipe.errors import CostError
 
 LINEAR = tp.LinearContextCost(
@@ -204,6 +205,128 @@ class TestTableCost:
         with pytest.raises(CostError, match=said):
             tp.TableCost(change(grid_frame(LINEAR)))
 
+    @pytest.mark.parametrize("where", [(0.5, 0), (100, 100, 3)])
+    def test_the_refusal_names_the_way_to_extrapolate(self, where):
+        with pytest.raises(CostError, match=r"TableCost\(…, extrapolate=True\)"):
+            tp.TableCost(grid_frame(LINEAR)).forward_ms(*where)
+
+    def test_beside_a_forbidden_point_an_edge_between_allowed_ones_is_allowed(self):
+        frame = pd.DataFrame(
+            {"slice_tokens": [8, 16, 8], "context_tokens": [0, 0, 8], "forward_ms": [1, 2, np.inf], "backward_ms": 1.0}
+        )
+        np.testing.assert_allclose(
+            tp.TableCost(frame).forward_ms(np.array([12, 8, 10]), np.array([0, 4, 4])), [1.5, np.inf, np.inf]
+        )
+
+    def test_every_slice_of_2048_tokens_is_answered_at_once(self):
+        ends, starts = np.tril_indices(2049, k=-1)
+        lengths = [1, 16, 64, 128, 256, 512, 1024, 2048]
+        points = sorted({(length, round((2048 - length) * share)) for length in lengths for share in (0, 0.25, 0.5, 1)})
+        frame = pd.DataFrame(points, columns=["slice_tokens", "context_tokens"])
+        frame = frame.assign(forward_ms=frame["slice_tokens"] + 0.5 * frame["context_tokens"], backward_ms=1.0)
+        linear = tp.LinearContextCost((1, 2048), (1.0, 2048.0), (1.0, 1.0), forward_context=(0.0, 0.0, 0.5, 0.0))
+        expected = ends - 0.5 * starts
+        for cost in (tp.TableCost(frame), linear):
+            np.testing.assert_allclose(cost.forward_ms(ends - starts, starts), expected, rtol=1e-9)
+
+
+class TestExtrapolation:
+    EQ9 = tp.CallableCost(
+        lambda l, c, b: b * (1 + l + c / 4 + l * c / 64), lambda l, c, b: b * (2 + 2 * l + c / 2 + l * c / 32)
+    )
+
+    def frame(self, **grid) -> pd.DataFrame:
+        return grid_frame(self.EQ9, **grid)
+
+    def test_beyond_the_table_eq_9_is_recovered_from_a_table_that_follows_it(self):
+        cost = tp.TableCost(self.frame(), extrapolate=True)
+        lengths, contexts = np.array([[1], [20], [500]]), np.array([0, 300, 4000])
+        for kind in ("forward_ms", "backward_ms", "weight_ms"):
+            beyond = cost.is_extrapolated(lengths, contexts)
+            assert beyond.sum() == 8  # all but (20, 0)
+            found, truth = (np.asarray(getattr(each, kind)(lengths, contexts)) for each in (cost, self.EQ9))
+            np.testing.assert_allclose(found[beyond], truth[beyond], rtol=1e-9)
+
+    def test_within_the_table_nothing_changes(self):
+        frame = self.frame()
+        plain, daring = tp.TableCost(frame), tp.TableCost(frame, extrapolate=True)
+        lengths, contexts = np.meshgrid(np.arange(16, 129, 7), np.arange(0, 257, 11))
+        np.testing.assert_array_equal(daring.forward_ms(lengths, contexts), plain.forward_ms(lengths, contexts))
+        for cost in (plain, daring):
+            assert not cost.is_extrapolated(lengths, contexts).any()
+
+    def test_it_is_known_whether_or_not_it_is_allowed_and_for_numbers_and_arrays(self):
+        cost = tp.TableCost(self.frame())
+        assert isinstance(cost.is_extrapolated(16, 0), np.bool_)
+        assert cost.is_extrapolated(15, 0)
+        assert not cost.is_extrapolated(16, 0)
+        np.testing.assert_array_equal(cost.is_extrapolated(16, 0, np.array([0.5, 1, 2])), [True, False, True])
+        assert cost.is_extrapolated(np.zeros((2, 1)), np.zeros(3)).shape == (2, 3)
+
+    def test_numbers_of_sequences_beyond_the_table_are_in_proportion_to_the_nearest(self):
+        cost = tp.TableCost(self.frame(sequences=(2, 4)), extrapolate=True)
+        assert cost.forward_ms(32, 64, 8) == pytest.approx(2 * cost.forward_ms(32, 64, 4))
+        assert cost.forward_ms(32, 64, 1) == pytest.approx(cost.forward_ms(32, 64, 2) / 2)
+        np.testing.assert_array_equal(
+            cost.is_extrapolated(32, 64, np.array([1, 2, 3, 4, 8])), [True, False, False, False, True]
+        )
+        assert cost.forward_ms(500, 64, 3) == pytest.approx(self.EQ9.forward_ms(500, 64, 3), rel=1e-9)
+
+    def test_a_fit_below_0_counts_as_0(self):
+        falling = tp.CallableCost(lambda l, c, b: 300.0 - l - c / 2, lambda l, c, b: 1.0)
+        assert tp.TableCost(grid_frame(falling), extrapolate=True).forward_ms(1000, 1000) == 0.0
+
+    def test_forbidden_points_forbid_their_neighbours_and_are_left_out_of_the_fit(self):
+        frame = self.frame()
+        corner = (frame["slice_tokens"] == 128) & (frame["context_tokens"] == 256)
+        cost = tp.TableCost(frame.assign(forward_ms=frame["forward_ms"].where(~corner, np.inf)), extrapolate=True)
+        assert cost.forward_ms(127, 255) == np.inf
+        assert cost.forward_ms(200, 300) == pytest.approx(self.EQ9.forward_ms(200, 300), rel=1e-9)
+
+    def test_points_that_determine_no_plane_are_refused_only_when_asked_beyond_them(self):
+        cost = tp.TableCost(self.frame(contexts=(0,)), extrapolate=True)
+        assert cost.forward_ms(20, 0) == pytest.approx(self.EQ9.forward_ms(20, 0))
+        assert cost.is_extrapolated(20, 1)
+        with pytest.raises(CostError, match="4 points of the cost table do not determine"):
+            cost.forward_ms(20, 1)
+
+    def test_other_costs_extrapolate_nothing_unless_they_say_so(self):
+        assert not self.EQ9.is_extrapolated(10**9, 0)
+        np.testing.assert_array_equal(
+            LINEAR.is_extrapolated(np.array([16, 32]), np.zeros((3, 1))), np.zeros((3, 2), dtype=bool)
+        )
+
+
+class TestReadCsv:
+    def test_a_written_table_comes_back(self, tmp_path):
+        frame = grid_frame(LINEAR, sequences=(1, 2))
+        frame.to_csv(tmp_path / "costs.csv", index=False)
+        cost = tp.TableCost.read_csv(tmp_path / "costs.csv")
+        pd.testing.assert_frame_equal(cost.frame, tp.TableCost(frame).frame)
+        assert not cost.extrapolate
+        assert tp.TableCost.read_csv(str(tmp_path / "costs.csv"), extrapolate=True).forward_ms(1000, 0) > 0
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", "is no CSV table"),
+            ("slice_tokens,context_tokens,forward_ms\n1,0,1\n", r"column\(s\) \['backward_ms'\]"),
+            ("slice_tokens,context_tokens,forward_ms,backward_ms\n1,0,1,2\n2,0,fast,2\n", "'fast' for forward_ms in row 1"),
+            ("slice_tokens,context_tokens,forward_ms,backward_ms\n1,0,1,\n", "NaN or negative"),
+            ("slice_tokens,context_tokens,forward_ms,backward_ms\n,0,1,2\n", "point that is no number"),
+            ("slice_tokens,context_tokens,forward_ms,backward_ms\n1,0,1,2\n1,0,1,3\n", r"Profile\.load"),
+        ],
+    )
+    def test_what_is_no_cost_table_is_refused_with_the_file_and_the_fault(self, tmp_path, text, said):
+        (tmp_path / "costs.csv").write_text(text, "utf-8")
+        with pytest.raises(CostError, match=said) as refusal:
+            tp.TableCost.read_csv(tmp_path / "costs.csv")
+        assert "costs.csv" in str(refusal.value)
+
+    def test_a_missing_file_is_refused_by_name(self, tmp_path):
+        with pytest.raises(CostError, match=r"nothing\.csv.*slice_tokens, context_tokens"):
+            tp.TableCost.read_csv(tmp_path / "nothing.csv")
+
 
 class TestLinearContextCost:
     def test_the_context_part_is_0_without_context_for_every_length(self):  # paper, eq. (9): t_ctx(l, 0) = 0
@@ -298,6 +421,45 @@ class TestProfile:
         errors = tp.Profile(profile_frame(bent)).held_out_error().set_index("kind")
         assert errors.loc["forward", "median"] > 0.02
         assert errors.loc["backward", "median"] < 1e-9
+
+    def test_held_out_points_are_every_point_behind_a_context_predicted_and_measured(self):
+        points = tp.Profile(profile_frame(LINEAR, n_stages=2)).held_out_points()
+        assert list(points) == ["kind", "slice_tokens", "context_tokens", "n_sequences", "predicted_ms", "measured_ms", "noise"]
+        assert points["kind"].tolist() == ["forward"] * 16 + ["backward"] * 16
+        assert not points.duplicated(["kind", "slice_tokens", "context_tokens"]).any()
+        assert (points["context_tokens"] > 0).all()
+        np.testing.assert_allclose(points["predicted_ms"], points["measured_ms"])
+
+    def test_the_fit_weighs_errors_against_the_whole_time_so_that_short_slices_count(self):
+        """A long slice that is 5 % off must not move what is said of short ones, a tenth as expensive."""
+        cost = tp.CallableCost(lambda l, c, b: 1.0 + l + l * c / 256 + c / 64, lambda l, c, b: 1.0 + l)
+        frame = profile_frame(cost, lengths=(8, 16, 32, 64, 512), contexts=(0, 64, 128, 256, 512))
+        off = (frame["slice_tokens"] == 512) & (frame["context_tokens"] == 512)
+        fit = tp.Profile(frame.assign(forward_ms=frame["forward_ms"] * np.where(off, 1.05, 1.0))).fit()
+        for length, context in ((8, 64), (8, 512), (64, 256), (512, 64)):
+            assert fit.forward_ms(length, context) == pytest.approx(cost.forward_ms(length, context), rel=0.03)
+
+    def test_the_report_sets_the_error_of_the_fit_beside_the_noise_of_the_repeats(self):
+        frame = profile_frame(LINEAR, n_repeats=4)
+        factor = 1 + 0.1 * (frame["repeat"] - 1.5)  # 0.85, 0.95, 1.05, 1.15: quartiles 0.925 and 1.075
+        report = tp.Profile(frame.assign(forward_ms=frame["forward_ms"] * factor)).report()
+        assert report.index.tolist() == ["forward", "backward"]
+        assert (report[["median", "p95"]].to_numpy() < 1e-9).all()
+        assert report.loc["forward", ["noise", "noise_p95"]].tolist() == pytest.approx([0.075, 0.075])
+        assert report.loc["forward", "median_error"] == pytest.approx(1.2533 * (0.65 / 3) / 1.349 / 2)  # unbiased quartiles
+        assert report.loc["backward", ["noise", "noise_p95", "median_error"]].tolist() == [0, 0, 0]
+        assert (report["n_repeats"] == 4).all()
+        assert (report["n_points"] == 16).all()
+        assert (report["n_parameters"] == 4).all()
+
+    def test_one_repeat_says_nothing_about_the_error_of_a_median(self):
+        assert np.isinf(tp.Profile(profile_frame(LINEAR, n_repeats=1)).report()["median_error"]).all()
+
+    @pytest.mark.parametrize("n_repeats", [5, 9, 25])
+    def test_the_error_of_a_median_is_that_of_normal_samples(self, n_repeats):
+        samples = np.random.default_rng(0).normal(1.0, 0.1, size=(800, n_repeats, 2))
+        found = np.mean([median_error(sample) for sample in samples])
+        assert found == pytest.approx(np.median(samples, axis=1).std(), rel=0.1)
 
     def test_noise_is_half_the_interquartile_range_of_repeats_over_their_median(self):
         frame = profile_frame(LINEAR, n_repeats=5)

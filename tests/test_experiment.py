@@ -8,7 +8,7 @@ from tiny import sleeps, spec
 import terapipe as tp
 from terapipe.engine.launch import Ranks
 from terapipe.errors import SpecError
-from terapipe.experiment import AGAIN, paired_speedup, prepare_race
+from terapipe.experiment import AGAIN, RaceResult, paired_speedup, prepare_race
 
 pytestmark = pytest.mark.timeout(60)
 N_ROUNDS = 6
@@ -126,6 +126,53 @@ def test_verdicts_say_faster_slower_or_not_distinguishable(race):
         said[other] = made.table.loc[1, "verdict"]
         assert list(made.table.columns) == list(table.columns)
     assert said == {80.0: "faster", 100.0: "not distinguishable", 125.0: "slower"}
+
+
+class TestAgainstBest:
+    """Chosen on the first half of the rounds, compared on the second."""
+
+    @staticmethod
+    def raced(*columns) -> RaceResult:
+        made = object.__new__(RaceResult)
+        names = [*range(len(columns)), AGAIN]
+        made.__dict__["rounds"] = pd.DataFrame(
+            dict(zip(names, [*map(np.asarray, columns), np.asarray(columns[0])], strict=True))
+        )
+        return made
+
+    def test_the_rival_is_the_fastest_of_the_first_half_whatever_the_second_says(self):
+        mine, early, late = [90.0] * 8, [100.0] * 4 + [120.0] * 4, [110.0] * 4 + [80.0] * 4
+        against = self.raced(mine, early, late).against_best(0)
+        assert against == (1, pytest.approx(120 / 90), pytest.approx(120 / 90), pytest.approx(120 / 90), 4, "faster")
+
+    def test_the_spec_itself_and_its_copy_are_no_rivals(self):
+        against = self.raced([50.0] * 6, [100.0] * 6, [80.0] * 6).against_best(0)
+        assert (against.rival, against.speedup) == (2, pytest.approx(1.6))
+        assert self.raced([50.0] * 6, [100.0] * 6, [80.0] * 6).against_best(2).verdict == "slower"
+
+    def test_the_best_of_many_equals_is_not_distinguishable_where_one_half_for_both_would_call_it_better(self):
+        noise = 100 * np.random.default_rng(0).lognormal(0, 0.05, size=(300, 9, 16))
+        halves, biased = [], []
+        for times in noise:
+            race = self.raced(*times)
+            halves.append(np.log(race.against_best(0).speedup))
+            best = 1 + int(np.median(times[1:], axis=1).argmin())
+            biased.append(np.log(paired_speedup(times[best], times[0])[0]))
+        assert abs(np.mean(halves)) < 0.005
+        assert np.mean(biased) < -0.01  # the winner among noisy medians looks faster than it is
+
+    @pytest.mark.parametrize(
+        ("columns", "index", "said"),
+        [
+            (([1.0] * 4, [2.0] * 4), 2, r"index=2: the race has the specs 0…1"),
+            (([1.0] * 4, [2.0] * 4), -1, "index=-1"),
+            (([1.0] * 4,), 0, "no best of the others"),
+            (([1.0] * 3, [2.0] * 3), 0, "3 rounds cannot be halved"),
+        ],
+    )
+    def test_what_has_no_rival_is_refused(self, columns, index, said):
+        with pytest.raises(SpecError, match=said):
+            self.raced(*columns).against_best(index)
 
 
 class TestRefusals:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import compositions, latency_ms
+from random_costs import Table, batches
+from reference import compositions
 from strategies import PROPERTY
 
 import terapipe as tp
@@ -18,39 +19,9 @@ OBJECTIVES = ["paper", "two-phase"]
 LINEAR = tp.CallableCost(lambda l, c, b: b * (2.0 + l + l * c / 64), lambda l, c, b: b * (1.0 + 3.0 * l))
 
 
-class Table:
-    """Forward and backward time of every (slice, context), drawn at random."""
-
-    def __init__(self, seq_tokens: int, rng: random.Random) -> None:
-        draws = [
-            lambda length: rng.choice([0.0, 1.0, 1.0, 2.0, 3.0]),  # ties and zeros
-            lambda length: rng.choice([0.5, 1.0, 4.0, math.inf]),  # forbidden slices
-            lambda length: rng.uniform(0, 9),  # in any order: a cost need not rise with length
-            lambda length: 10 ** rng.uniform(-6, 6),
-            lambda length: length + rng.choice([0.1, 0.5]) + 1e-7 * rng.random(),  # in proportion to tokens, but for a hair
-        ]
-        self.forward, self.backward = (
-            np.array([[draw(length) for _ in range(seq_tokens)] for length in range(seq_tokens + 1)])
-            for draw in (rng.choice(draws), rng.choice(draws))
-        )
-        self.cost = tp.CallableCost(
-            lambda l, c, b: b * self.forward[np.asarray(l), np.asarray(c)],
-            lambda l, c, b: b * self.backward[np.asarray(l), np.asarray(c)],
-        )
-
-    def least(self, seq_tokens: int, n_stages: int, objective: str, granularity: int = 1, shortest: int = 1) -> float:
-        allowed = (
-            [granularity * length for length in lengths]
-            for lengths in compositions(seq_tokens // granularity)
-            if granularity * min(lengths) >= shortest
-        )
-        forward, backward = lambda l, c: float(self.forward[l, c]), lambda l, c: float(self.backward[l, c])
-        return min(latency_ms(lengths, forward, backward, n_stages, objective) for lengths in allowed)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@given(seq_tokens=st.integers(1, 11), n_stages=st.sampled_from([1, 2, 3, 8, 96]), seed=st.integers(0, 2**32))
-@settings(PROPERTY, max_examples=150)
+@given(seq_tokens=st.integers(1, 9), n_stages=st.sampled_from([1, 2, 3, 8, 96]), seed=st.integers(0, 2**32))
+@settings(PROPERTY, max_examples=500)
 def test_no_slicing_of_all_2_to_the_l_minus_1_is_better(objective, seq_tokens, n_stages, seed):
     table = Table(seq_tokens, random.Random(seed))
     least = table.least(seq_tokens, n_stages, objective)
@@ -66,6 +37,59 @@ def test_no_slicing_of_all_2_to_the_l_minus_1_is_better(objective, seq_tokens, n
     assert (plan.slicing.n_microbatches, plan.slicing.n_sequences) == (1, 1)
     assert (plan.objective, plan.n_stages) == (objective, n_stages)
     assert plan.n_programs >= 1
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@given(
+    seq_tokens=st.integers(1, 4),
+    batch_sequences=st.integers(1, 4),
+    n_stages=st.sampled_from([1, 2, 3, 8, 96]),
+    seed=st.integers(0, 2**32),
+)
+@settings(PROPERTY, max_examples=500)
+def test_no_split_of_a_batch_and_no_slicing_of_its_sequences_is_better(objective, seq_tokens, batch_sequences, n_stages, seed):
+    table = Table(seq_tokens, random.Random(seed), batch_sequences)
+    every = batches(batch_sequences, list(compositions(seq_tokens)))
+    least = min(table.latency(cuts, n_stages, objective) for cuts in every)
+    if math.isinf(least):
+        with pytest.raises(SlicingError, match="forbidden"):
+            tp.optimal_slicing(table.cost, seq_tokens, n_stages, batch_sequences, objective=objective)
+        return
+    plan = tp.optimal_slicing(table.cost, seq_tokens, n_stages, batch_sequences, objective=objective)
+    assert plan.latency_ms == pytest.approx(least, rel=1e-12, abs=1e-12)
+    assert plan.lower_bound_ms == plan.latency_ms
+    cuts = tuple((each.n_sequences, each.slice_tokens) for each in plan.slicing.microbatches)
+    assert table.latency(cuts, n_stages, objective) == pytest.approx(least, rel=1e-12, abs=1e-12)
+    assert (plan.slicing.n_sequences, plan.slicing.seq_tokens) == (batch_sequences, seq_tokens)
+
+
+@given(seq_tokens=st.integers(1, 5), seed=st.integers(0, 2**32))
+@PROPERTY
+def test_the_splits_of_a_batch_are_each_listed_once(seq_tokens, seed):  # a law of the test's own search
+    cuts = list(compositions(seq_tokens))
+    every = [tuple(sorted(split)) for split in batches(3, cuts)]
+    assert len(every) == len(set(every)) == len(cuts) + len(cuts) ** 2 + math.comb(len(cuts) + 2, 3)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@given(
+    seq_tokens=st.integers(1, 7),
+    most=st.integers(1, 4),
+    n_stages=st.sampled_from([1, 2, 8, 96]),
+    seed=st.integers(0, 2**32),
+)
+@settings(PROPERTY, max_examples=100)
+def test_the_most_slices_allowed_leave_the_best_of_what_they_allow(objective, seq_tokens, most, n_stages, seed):
+    table = Table(seq_tokens, random.Random(seed), 2)
+    few = [cut for cut in compositions(seq_tokens) if len(cut) <= most]
+    least = min(table.latency(cuts, n_stages, objective) for cuts in batches(2, few))
+    if math.isinf(least):
+        with pytest.raises(SlicingError, match="forbidden"):
+            tp.optimal_slicing(table.cost, seq_tokens, n_stages, 2, objective=objective, max_slices=most)
+        return
+    plan = tp.optimal_slicing(table.cost, seq_tokens, n_stages, 2, objective=objective, max_slices=most)
+    assert plan.latency_ms == pytest.approx(least, rel=1e-12, abs=1e-12)
+    assert all(each.n_slices <= most for each in plan.slicing.microbatches)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -183,13 +207,19 @@ def test_a_cost_as_noisy_as_a_measured_one_takes_hundreds_of_dps_at_most():
         ({"granularity_tokens": 3}, "granularity_tokens=3 does not divide seq_tokens=16"),
         ({"min_slice_tokens": 0}, "min_slice_tokens=0"),
         ({"min_slice_tokens": 17}, "min_slice_tokens=17 is more than seq_tokens=16"),
+        ({"granularity_tokens": 5}, "use a divisor of it, e.g. 4"),
+        ({"max_slices": 0}, "max_slices=0: needs an integer of at least 1"),
+        ({"max_slices": 1.5}, "max_slices=1.5"),
+        ({"batch_sequences": 0}, "batch_sequences=0"),
+        ({"cost": [LINEAR]}, "1 cost models for 2 stages"),
+        ({"cost": 3.0}, "cost=3.0: needs a CostModel"),
         ({"objective": "papers"}, r"unknown objective 'papers'. Did you mean 'paper'\?"),
         ({"objective": "twophase"}, r"Did you mean 'two-phase'\?"),
     ],
 )
 def test_sizes_and_objectives_that_cannot_be_are_refused_quoting_them(changes, said):
     with pytest.raises(SlicingError, match=said):
-        tp.optimal_slicing(LINEAR, **{"seq_tokens": 16, "n_stages": 2, **changes})
+        tp.optimal_slicing(**{"cost": LINEAR, "seq_tokens": 16, "n_stages": 2, **changes})
 
 
 def test_latency_refuses_an_unknown_objective_and_no_stages():
@@ -222,3 +252,38 @@ def test_a_slowest_slice_shorter_by_a_hair_is_found_where_95_stages_repay_it(obj
 
 def test_one_token_is_one_slice():  # S22
     assert str(tp.optimal_slicing(LINEAR, 1, 4).slicing) == "[(1, [1])]"
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -1.0])
+def test_a_cost_that_is_no_time_is_refused_with_the_slice(wrong):
+    cost = tp.CallableCost(lambda l, c, b: np.where((l == 3) & (c == 2), wrong, 1.0), lambda l, c, b: 1.0)
+    with pytest.raises(tp.TerapipeError, match=f"{wrong} ms at slice_tokens=3, context_tokens=2"):
+        tp.optimal_slicing(cost, 8, 2)
+
+
+def test_a_cost_that_knows_no_short_slices_is_asked_for_none():
+    measured = tp.LinearContextCost((4, 16), (1.0, 3.0), (2.0, 6.0))
+    assert min(tp.optimal_slicing(measured, 16, 4, min_slice_tokens=4).slicing.microbatches[0].slice_tokens) >= 4
+    with pytest.raises(tp.TerapipeError, match=r"1 tokens is outside the measured 4…16.*min_slice_tokens"):
+        tp.optimal_slicing(measured, 16, 4)
+
+
+def test_messages_count_for_all_tokens_of_a_microbatch():
+    """With slices that cost the same however many sequences, only their messages tell batches apart."""
+    cost = tp.CallableCost(lambda l, c, b: 1.0 + 0.001 * b * l, lambda l, c, b: 1.0 + 0.001 * b * l)
+    plan = tp.optimal_slicing(cost, 8, 1, batch_sequences=6)
+    assert str(plan.slicing) == "[(6, [8])]"
+    assert plan.latency_ms == pytest.approx(2 * (1 + 0.001 * 6 * 8))
+
+
+def test_t_max_curve_has_its_least_at_the_optimum_and_its_terms_move_against_each_other():
+    curve = tp.t_max_curve(LINEAR, 64, 8, granularity_tokens=2)
+    plan = tp.optimal_slicing(LINEAR, 64, 8, granularity_tokens=2, objective="paper")
+    best = curve[curve["optimal"]].iloc[0]
+    assert best["latency_ms"] == pytest.approx(plan.latency_ms) == pytest.approx(curve["latency_ms"].min())
+    assert best["n_slices"] == plan.slicing.microbatches[0].n_slices
+    assert curve["sum_ms"].is_monotonic_decreasing
+    assert np.allclose(curve["waiting_ms"], 7 * curve["t_max_ms"])
+    assert np.allclose(curve["latency_ms"], curve["sum_ms"] + curve["waiting_ms"])
+    with pytest.raises(SlicingError, match="n_points=1"):
+        tp.t_max_curve(LINEAR, 64, 8, n_points=1)

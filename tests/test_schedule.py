@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Stuck, inputs, times
-from strategies import PROPERTY, schedules
+from strategies import PROPERTY, schedules, slicings
 
 import terapipe as tp
 from terapipe.errors import ScheduleError
-from terapipe.schedule import Action, Kind, lower
+from terapipe.schedule import FAMILIES, Action, Kind, lower
 
 TWO_SLICES = "[(1, [2, 1])]"
 TWO_WHOLE = "[(1, [2])] * 2"
@@ -114,6 +114,19 @@ class TestFamilies:
             .     .     2F0.0 .     .     2B0.0
             .     .     .     3F0.0 3B0.0
             """,
+        ("seq1f1b", 2, "[(1, [2, 1])] * 2"): """
+            0F0.0 0F0.1 0F1.0 .     0B0.1 0F1.1 0B0.0 .     0B1.1 0B1.0
+            .     1F0.0 1F0.1 1B0.1 1F1.0 1B0.0 1F1.1 1B1.1 1B1.0
+            """,
+        ("seq1f1b", 3, "[(1, [1, 1])] * 2"): """
+            0F0.0 0F0.1 0F1.0 0F1.1 .     .     0B0.1 .     0B0.0 .     0B1.1 0B1.0
+            .     1F0.0 1F0.1 1F1.0 .     1B0.1 1F1.1 1B0.0 .     1B1.1 1B1.0
+            .     .     2F0.0 2F0.1 2B0.1 2F1.0 2B0.0 2F1.1 2B1.1 2B1.0
+            """,
+        ("seq1f1b", 2, "[(1, [2, 1, 1]), (1, [4])]"): """
+            0F0.0 0F0.1 0F0.2 0F1.0 .     0B0.2 .     0B0.1 0B0.0 0B1.0
+            .     1F0.0 1F0.1 1F0.2 1B0.2 1F1.0 1B0.1 1B0.0 1B1.0
+            """,
     }  # fmt: skip
 
     @pytest.mark.parametrize(("name", "n_ranks", "slicing"), CASES)
@@ -136,14 +149,38 @@ class TestFamilies:
     @pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
     @pytest.mark.parametrize("n_microbatches", [1, 2, 8])
     def test_every_size_is_complete_and_without_deadlock(self, n_ranks, n_microbatches):  # S7: fewer microbatches than ranks
-        for name in ("gpipe", "1f1b", "terapipe"):
+        for name in FAMILIES:
             tp.build_schedule(name, n_ranks, tp.uniform_slicing(8, 1, n_microbatches)).validate()
-        tp.build_schedule("terapipe", n_ranks, tp.uniform_slicing(8, 3, n_microbatches)).validate()
+        for name in ("terapipe", "seq1f1b"):
+            tp.build_schedule(name, n_ranks, tp.uniform_slicing(8, 3, n_microbatches)).validate()
 
     def test_1f1b_warms_up_with_p_minus_r_minus_1_forwards(self):
         schedule = tp.build_schedule("1f1b", 4, tp.uniform_slicing(8, 1, 8))
         for rank, order in enumerate(schedule.orders):
             assert [action.kind for action in order].index(Kind.B) == 4 - rank - 1 + 1
+
+    @pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
+    @pytest.mark.parametrize("n_microbatches", [1, 3, 8, 20])
+    def test_seq1f1b_of_whole_microbatches_is_1f1b(self, n_ranks, n_microbatches):
+        slicing = tp.uniform_slicing(8, 1, n_microbatches)
+        assert tp.build_schedule("seq1f1b", n_ranks, slicing).orders == tp.build_schedule("1f1b", n_ranks, slicing).orders
+
+    def test_seq1f1b_of_one_microbatch_is_terapipe(self):
+        slicing = tp.uniform_slicing(8, 5)
+        assert tp.build_schedule("seq1f1b", 3, slicing).orders == tp.build_schedule("terapipe", 3, slicing).orders
+
+    def test_seq1f1b_warms_up_with_p_minus_r_minus_2_plus_k_forwards(self):
+        n_ranks, k = 4, 3
+        schedule = tp.build_schedule("seq1f1b", n_ranks, tp.uniform_slicing(8, k, 8))
+        for rank, order in enumerate(schedule.orders):
+            first_backward = [action.kind for action in order].index(Kind.B)
+            assert first_backward == n_ranks - rank - 2 + k + 1  # the forward of the first pair stands before it
+
+    @given(slicings(max_tokens=30, max_microbatches=6, max_slices=7), st.integers(1, 9))
+    @settings(PROPERTY, max_examples=200)
+    def test_seq1f1b_of_unequal_counts_is_complete_and_never_deadlocks(self, slicing, n_ranks):
+        schedule = tp.build_schedule("seq1f1b", n_ranks, slicing).validate()
+        assert len(times(as_text(schedule), lambda *action: 1.0)) == 2 * n_ranks * len(slicing.units)
 
     def test_terapipe_of_whole_microbatches_is_gpipe(self):
         slicing = tp.uniform_slicing(8, 1, 5)
@@ -151,7 +188,7 @@ class TestFamilies:
 
     @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
     def test_families_of_whole_microbatches_refuse_slices_and_name_terapipe(self, name):
-        with pytest.raises(ScheduleError, match=rf"^{name} runs whole microbatches.*up to 2 slices.*'terapipe'"):
+        with pytest.raises(ScheduleError, match=rf"^{name} runs whole microbatches.*up to 2 slices.*'terapipe' or 'seq1f1b'"):
             tp.build_schedule(name, 2, "[(1, [4]), (1, [2, 2])]")
 
     @pytest.mark.parametrize(
@@ -166,6 +203,51 @@ class TestFamilies:
             tp.build_schedule("gpipe", 0, TWO_WHOLE)
         with pytest.raises(ScheduleError, match="chunks_per_rank=2"):
             tp.build_schedule("gpipe", 2, TWO_WHOLE, chunks_per_rank=2)
+
+
+class TestSeq1F1B:
+    """Closed forms and known values of Seq1F1B (arXiv 2406.03488), by simulation."""
+
+    @staticmethod
+    def simulate(name: str, n_ranks: int, n_microbatches: int, k: int, t_f: float, t_b: float, share: float = 0.0):
+        """Equal slices; `share` of a microbatch's work is causal attention, ∝ l·(c + l/2)."""
+        slicing = tp.uniform_slicing(84, k, n_microbatches)
+        seq = slicing.seq_tokens
+
+        def work(l, c, b):
+            return (1 - share) * l / seq + share * 2 * l * (c + l / 2) / seq**2
+
+        cost = tp.CallableCost(lambda *unit: t_f * work(*unit), lambda *unit: t_b * work(*unit))
+        return tp.simulate(tp.build_schedule(name, n_ranks, slicing), cost)
+
+    @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 8])
+    @pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
+    def test_the_bubble_of_equal_slices_is_p_minus_1_over_k_microbatches(self, n_ranks, k):
+        for n_microbatches in (1, 2, 3, 8, 16):
+            for t_f, t_b in ((1.0, 2.0), (0.7, 0.7), (3.1, 1.3)):
+                timeline = self.simulate("seq1f1b", n_ranks, n_microbatches, k, t_f, t_b)
+                bubble = timeline.makespan_ms - n_microbatches * (t_f + t_b)
+                assert bubble == pytest.approx((n_ranks - 1) * (t_f + t_b) / k, rel=1e-9, abs=1e-9)
+
+    @pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
+    @pytest.mark.parametrize("k", [1, 2, 4, 7])
+    def test_rank_r_holds_at_most_p_minus_r_minus_1_plus_k_units(self, n_ranks, k):
+        for n_microbatches in (1, 2, 8):
+            peaks = self.simulate("seq1f1b", n_ranks, n_microbatches, k, 1.0, 2.0).peak_in_flight()
+            assert peaks.tolist() == [min(n_ranks - rank - 1 + k, n_microbatches * k) for rank in range(n_ranks)]
+
+    def test_8_ranks_16_microbatches_4_slices_waste_an_eleventh_where_1f1b_wastes_nearly_half(self):
+        sliced, whole = self.simulate("seq1f1b", 8, 16, 4, 1.0, 2.0), self.simulate("1f1b", 8, 16, 1, 1.0, 2.0)
+        assert sliced.bubble_overhead == pytest.approx(7 / (16 * 4)) == pytest.approx(0.109375)
+        assert whole.bubble_overhead == pytest.approx(7 / 16)
+        assert sliced.peak_in_flight()[0] == 11  # units, four to a microbatch: 2.75 microbatches
+        assert whole.peak_in_flight()[0] == 8
+
+    @pytest.mark.parametrize(("share", "fraction"), [(0, 0.1795), (0.25, 0.298), (0.5, 0.386), (0.75, 0.455)])
+    def test_equal_slices_are_a_trap_under_causal_attention(self, share, fraction):
+        timeline = self.simulate("seq1f1b", 8, 8, 4, 1.0, 2.0, share)
+        assert timeline.bubble_fraction == pytest.approx(fraction, abs=5e-4)
+        assert self.simulate("1f1b", 8, 8, 1, 1.0, 2.0, share).bubble_fraction == pytest.approx(7 / 15)
 
 
 class TestText:

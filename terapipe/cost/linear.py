@@ -67,10 +67,19 @@ class LinearContextCost(CostModel):
                 f"a slice of {wrong:g} tokens is outside the measured {low}…{high}. Measure that length too, "
                 "or restrict the slices (granularity_tokens, min_slice_tokens)."
             )
-        own = np.interp(lengths, self.slice_tokens, alone_ms)
-        times = own + np.where(before > 0, context_features(lengths, before) @ np.asarray(context), 0.0)
-        scale = np.asarray(sequences, dtype=np.float64) / self.n_sequences
-        return as_times(np.maximum(times, 0.0) * scale, slices, contexts, sequences)
+        behind = np.where(before > 0, plane_ms(context, lengths, before), 0.0)
+        times = np.maximum(np.interp(lengths, self.slice_tokens, alone_ms) + behind, 0.0)
+        if np.ndim(sequences) or sequences != self.n_sequences:
+            times = times * (np.asarray(sequences, dtype=np.float64) / self.n_sequences)
+        return as_times(times, slices, contexts, sequences)
+
+
+def plane_ms(
+    coefficients: Coefficients, slice_tokens: npt.NDArray[np.float64], context_tokens: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """a0 + a1·l + a2·c + a3·l·c, without the array of features: the slicing DP asks for millions of points."""
+    a0, a1, a2, a3 = coefficients
+    return (a0 + a1 * slice_tokens) + context_tokens * (a2 + a3 * slice_tokens)
 
 
 def context_features(slice_tokens: npt.NDArray[np.float64], context_tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -79,11 +88,19 @@ def context_features(slice_tokens: npt.NDArray[np.float64], context_tokens: npt.
     return np.stack([np.ones_like(lengths), lengths, before, lengths * before], axis=-1)
 
 
-def fit_context(
-    slice_tokens: npt.NDArray[np.float64], context_tokens: npt.NDArray[np.float64], context_ms: npt.NDArray[np.float64]
+def fit_plane(
+    slice_tokens: npt.NDArray[np.float64],
+    context_tokens: npt.NDArray[np.float64],
+    part_ms: npt.NDArray[np.float64],
+    total_ms: npt.NDArray[np.float64],
 ) -> Coefficients:
-    """Least squares for a0…a3 on the context part of measured times (points with context > 0)."""
+    """a0…a3 with the least squared error of `part_ms` relative to `total_ms`.
+
+    Plain least squares would serve the longest slices alone: a short slice behind a long context
+    costs a tenth as much, and its whole context part is less than their noise.
+    """
+    weights = 1 / np.maximum(total_ms, 1e-3 * total_ms.max(initial=0.0) + 1e-12)  # a time of 0 weighs finitely
     features = context_features(slice_tokens, context_tokens)
-    solution = np.linalg.lstsq(features, context_ms, rcond=None)[0]
+    solution = np.linalg.lstsq(features * weights[:, np.newaxis], part_ms * weights, rcond=None)[0]
     a0, a1, a2, a3 = (float(value) for value in solution)
     return a0, a1, a2, a3

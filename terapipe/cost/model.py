@@ -25,14 +25,15 @@ def as_times(values: Numbers, *arguments: Numbers) -> Times:
     """
     shape = np.broadcast_shapes(*(np.shape(argument) for argument in arguments))
     try:
-        times = np.broadcast_to(np.asarray(values, dtype=np.float64), shape)
+        given = np.asarray(values, dtype=np.float64)
+        times = np.broadcast_to(given, shape)
     except (TypeError, ValueError):
         raise CostError(
             f"a cost function returned {np.shape(values)} values ({type(values).__name__}) for arguments of shape {shape}; "
             "it must return numbers, one for each slice or one for all."
         ) from None
-    wrong = np.isnan(times) | (times < 0)
-    if wrong.any():
+    if times.size and not given.min() >= 0:  # one pass, no array made: the minimum of a NaN is NaN
+        wrong = np.isnan(times) | (times < 0)
         where = tuple(index[0] for index in np.nonzero(wrong)) if shape else ()
         point = [np.broadcast_to(argument, shape)[where] for argument in arguments]
         labels = ("slice_tokens", "context_tokens", "n_sequences")
@@ -71,6 +72,11 @@ class CostModel(ABC):
         return self.backward_ms(slice_tokens, context_tokens, n_sequences) - self.weight_ms(
             slice_tokens, context_tokens, n_sequences
         )
+
+    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Any:
+        """Whether each answer lies beyond what was measured: np.bool_, or an array of them. Not, unless a model says so."""
+        shape = np.broadcast_shapes(np.shape(slice_tokens), np.shape(context_tokens), np.shape(n_sequences))
+        return np.zeros(shape, dtype=bool)[()]
 
 
 class CallableCost(CostModel):

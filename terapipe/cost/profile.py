@@ -9,12 +9,27 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost.linear import LinearContextCost, context_features, fit_context
+from terapipe.cost.linear import LinearContextCost, context_features, fit_plane
 from terapipe.cost.table import TableCost
 from terapipe.errors import CostError
 
 POINT = ["stage", "slice_tokens", "context_tokens", "n_sequences"]
+_KINDS = ("forward", "backward")
 _COLUMNS = [*POINT, "together", "repeat", "forward_ms", "backward_ms"]
+
+
+def median_error(times_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Relative standard error of the medians over repeats (first axis of (n_repeats, n_kinds)).
+
+    1.2533·σ/√n ÷ median, which holds for normal noise; σ is the interquartile range ÷ 1.349, so that
+    an outlier does not set it. Repeats are taken as independent. One repeat says nothing: infinite.
+    """
+    if len(times_ms) < 2:
+        return np.full(2, np.inf)
+    # numpy's own quartiles of five samples lie too close together
+    low, middle, high = np.quantile(times_ms, [0.25, 0.5, 0.75], axis=0, method="median_unbiased")
+    error: npt.NDArray[np.float64] = 1.2533 * (high - low) / 1.349 / np.sqrt(len(times_ms)) / middle
+    return error
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,9 @@ class Profile:
     def fit(self, stage: int | None = None, exclude: npt.NDArray[np.bool_] | None = None) -> LinearContextCost:
         """Eq. (9) fitted to one stage, or to the mean over stages.
 
+        t(l, 0) is the median at each length; a0…a3 have the least squared error relative to the
+        slices' whole times, so that short slices count as much as long ones.
+
         `exclude` marks rows of `medians(stage)` to leave out of the context part.
         """
         points = self.medians(stage)
@@ -81,9 +99,10 @@ class Profile:
                 "Measure two slice lengths or more, each behind two contexts or more, or use profile.table()."
             )
         fitted = {}
-        for kind in ("forward", "backward"):
+        for kind in _KINDS:
             own = np.interp(lengths, alone["slice_tokens"], alone[f"{kind}_ms"])
-            fitted[kind] = fit_context(lengths, before, behind[f"{kind}_ms"].to_numpy(np.float64) - own)
+            total = behind[f"{kind}_ms"].to_numpy(np.float64)
+            fitted[kind] = fit_plane(lengths, before, total - own, total)
         return LinearContextCost(
             slice_tokens=tuple(int(value) for value in alone["slice_tokens"]),
             forward_alone_ms=tuple(float(value) for value in alone["forward_ms"]),
@@ -93,37 +112,80 @@ class Profile:
             n_sequences=int(points["n_sequences"].iloc[0]),
         )
 
-    def held_out_error(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:
-        """Relative error of the fit at points it has not seen, beside the noise of repeats.
+    def held_out_points(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:
+        """Every point behind a context as a fit predicts it that has not seen it, beside what was measured.
 
-        Points behind a context are dealt into `n_folds`; each fold is predicted by a fit to the
-        others. Columns: kind, median, p95 (held-out relative error), noise (median over points of
-        half the interquartile range of repeats ÷ their median).
+        The points are dealt into `n_folds`; each fold is predicted by a fit to the others. Two rows a
+        point: kind ("forward", "backward"), slice_tokens, context_tokens, n_sequences, predicted_ms,
+        measured_ms, noise (half the interquartile range of repeats ÷ their median; over several
+        stages their mean).
         """
-        points = self.medians(stage)
-        behind = np.flatnonzero(points["context_tokens"] > 0)
-        dealt = np.random.default_rng(0).permutation(behind)
-        errors: dict[str, list[float]] = {"forward": [], "backward": []}
+        points = self.medians(stage).set_index(POINT[1:])
+        noise = self._noise(stage).groupby(POINT[1:]).mean()
+        dealt = np.random.default_rng(0).permutation(np.flatnonzero(points.index.get_level_values("context_tokens") > 0))
+        tables = []
         for fold in range(n_folds):
             exclude = np.zeros(len(points), dtype=bool)
             exclude[dealt[fold::n_folds]] = True
-            fit, held = self.fit(stage, exclude), points[exclude]
-            where = (held["slice_tokens"].to_numpy(), held["context_tokens"].to_numpy(), fit.n_sequences)
-            for kind, predicted in (("forward", fit.forward_ms(*where)), ("backward", fit.backward_ms(*where))):
-                measured = held[f"{kind}_ms"].to_numpy(np.float64)
-                errors[kind].extend(np.abs(predicted / measured - 1))
-        noise = self._noise(stage)
+            if not exclude.any():
+                continue
+            fit, held = self.fit(stage, exclude), points[exclude].reset_index()
+            for kind in _KINDS:
+                predicted = getattr(fit, f"{kind}_ms")(*(held[name].to_numpy() for name in POINT[1:]))
+                found = held[POINT[1:]].assign(kind=kind, predicted_ms=predicted, measured_ms=held[f"{kind}_ms"])
+                tables.append(found.assign(noise=noise.loc[points.index[exclude], f"{kind}_ms"].to_numpy()))
+        columns = ["kind", *POINT[1:], "predicted_ms", "measured_ms", "noise"]
+        return pd.concat(tables)[columns].sort_values(columns[:4], ascending=[False, True, True, True], ignore_index=True)
+
+    def held_out_error(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:
+        """Relative error of the fit at points it has not seen (`held_out_points`), beside the noise of repeats.
+
+        Columns: kind, median, p95 (held-out relative error), noise (median of the noise of all points).
+        """
+        found = self.held_out_points(stage, n_folds)
+        errors = (found["predicted_ms"] / found["measured_ms"] - 1).abs().groupby(found["kind"], sort=False)
+        noise = self._noise(stage).median()
         return pd.DataFrame(
-            [(kind, np.median(found), np.quantile(found, 0.95), noise[kind]) for kind, found in errors.items()],
-            columns=["kind", "median", "p95", "noise"],
+            {
+                "kind": _KINDS,
+                "median": [errors.median()[kind] for kind in _KINDS],
+                "p95": [errors.quantile(0.95)[kind] for kind in _KINDS],
+                "noise": [noise[f"{kind}_ms"] for kind in _KINDS],
+            }
         )
 
-    def _noise(self, stage: int | None) -> dict[str, float]:
+    def report(self, stage: int | None = None) -> pd.DataFrame:
+        """How far to trust the fit: its error at points it has not seen, beside the noise of what it was fitted to.
+
+        One row for "forward" and "backward". median, p95: relative error of held-out points (see
+        `held_out_error`). noise, noise_p95: median and 95th percentile over points of half the
+        interquartile range of repeats ÷ their median. median_error: 90th percentile over points of
+        the relative standard error of the medians (see `median_error`). n_repeats: of every point at
+        least. n_points, n_parameters: points behind a context, and coefficients fitted to them.
+        """
+        points, noise = self.medians(stage), self._noise(stage)
+        repeats = [rows[["forward_ms", "backward_ms"]].to_numpy() for _, rows in self._alone(stage).groupby(POINT)]
+        settled = np.quantile([median_error(times) for times in repeats], 0.9, axis=0, method="inverted_cdf")
+        return (
+            self.held_out_error(stage)
+            .set_index("kind")
+            .assign(
+                noise_p95=noise.quantile(0.95).to_numpy(),
+                median_error=settled,
+                n_repeats=min(map(len, repeats)),
+                n_points=int((points["context_tokens"] > 0).sum()),
+                n_parameters=4,
+            )
+        )
+
+    def _alone(self, stage: int | None) -> pd.DataFrame:
         rows = self.frame[~self.frame["together"]]
-        rows = rows if stage is None else rows[rows["stage"] == stage]
-        groups = rows.groupby(POINT)[["forward_ms", "backward_ms"]]
-        spread = (groups.quantile(0.75) - groups.quantile(0.25)) / 2 / groups.median()
-        return {kind: float(spread[f"{kind}_ms"].median()) for kind in ("forward", "backward")}
+        return rows if stage is None else rows[rows["stage"] == stage]
+
+    def _noise(self, stage: int | None) -> pd.DataFrame:
+        """Half the interquartile range of repeats ÷ their median, a row a point."""
+        groups = self._alone(stage).groupby(POINT)[["forward_ms", "backward_ms"]]
+        return (groups.quantile(0.75) - groups.quantile(0.25)) / 2 / groups.median()
 
     def contention_ratios(self) -> npt.NDArray[np.float64]:
         """Time with all ranks computing at once ÷ time alone, a value for each point measured both ways."""
@@ -133,7 +195,10 @@ class Profile:
         )
         both_ways = together.index.intersection(alone.index)
         if both_ways.empty:
-            raise CostError("this profile has no points measured with all ranks at once; contention is unknown.")
+            raise CostError(
+                "this profile has no points measured with all ranks at once; contention is unknown. "
+                "Profile with n_ranks=2 or more, which measures some points on all ranks at once."
+            )
         ratios: npt.NDArray[np.float64] = (together.loc[both_ways].sum(axis=1) / alone.loc[both_ways].sum(axis=1)).to_numpy()
         return ratios
 

@@ -1,30 +1,39 @@
 """A cost model from a table of measured or invented times."""
 
-from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from terapipe.cost.model import CostModel, Numbers, Times
+from terapipe.cost.plane import Floats, Plane
 from terapipe.errors import CostError
 
 _KEYS = ["slice_tokens", "context_tokens", "n_sequences"]
 _TIMES = ["forward_ms", "backward_ms"]
+_ALL_TIMES = [*_TIMES, "weight_ms"]
 
 
 class TableCost(CostModel):
-    """Costs read off a table; between its points linear, beyond them refused.
+    """Costs read off a table; between its points linear, beyond them refused, or extrapolated on request.
 
     A point of the table is returned as it stands. Elsewhere: for each number of sequences in the
     table, linear interpolation over the Delaunay triangles of its (slice, context) points, then
-    linear between the two neighbouring numbers of sequences. Nothing is extrapolated.
+    linear between the two neighbouring numbers of sequences.
+
+    With extrapolate=True a question beyond the triangles is answered by a plane in the paper's
+    features 1, l, c, l·c (eq. (9)), fitted to all finite times of that number of sequences with the
+    least squared relative error, and at least 0; numbers of sequences beyond the table are in
+    proportion to the nearest one in it. `is_extrapolated` tells such answers from the others.
 
     Parameters
     ----------
     frame : DataFrame
         Columns slice_tokens, context_tokens, forward_ms, backward_ms, and if they are known
         n_sequences (default 1) and weight_ms (default half of backward_ms). One row a point.
+    extrapolate : bool
+        Whether questions beyond the table are answered.
 
     Raises
     ------
@@ -32,7 +41,7 @@ class TableCost(CostModel):
         For missing columns, repeated points, NaN or negative times; on a question outside the table.
     """
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame: pd.DataFrame, extrapolate: bool = False) -> None:
         frame = frame.assign(n_sequences=1) if "n_sequences" not in frame else frame
         missing = [name for name in [*_KEYS, *_TIMES] if name not in frame]
         if missing:
@@ -40,16 +49,46 @@ class TableCost(CostModel):
         if frame.empty:
             raise CostError("a cost table needs at least one row.")
         if "weight_ms" not in frame:
-            frame = frame.assign(weight_ms=frame["backward_ms"] / 2)
-        frame = frame[[*_KEYS, *_TIMES, "weight_ms"]].reset_index(drop=True)
+            frame = frame.assign(weight_ms=_as_numbers(frame, "backward_ms") / 2)
+        names = [*_KEYS, *_ALL_TIMES]
+        frame = pd.DataFrame({name: _as_numbers(frame, name) for name in names}).reset_index(drop=True)
         if frame.duplicated(_KEYS).any():
             row = frame[frame.duplicated(_KEYS)].iloc[0]
-            raise CostError(f"the cost table has the point {row[_KEYS].to_dict()} twice; take the median of repeats first.")
-        times = frame[[*_TIMES, "weight_ms"]]
+            raise CostError(
+                f"the cost table has the point {row[_KEYS].to_dict()} twice; take the median of repeats first "
+                "(of a profile: Profile.load(path).table())."
+            )
+        times = frame[_ALL_TIMES]
         if times.isna().to_numpy().any() or (times < 0).to_numpy().any():
             row = frame[times.isna().any(axis=1) | (times < 0).any(axis=1)].iloc[0]
             raise CostError(f"the cost table has a time that is NaN or negative: {row.to_dict()}.")
-        self.frame = frame
+        if not np.isfinite(frame[_KEYS].to_numpy(np.float64)).all():
+            row = frame[~np.isfinite(frame[_KEYS].to_numpy(np.float64)).all(axis=1)].iloc[0]
+            raise CostError(f"the cost table has a point that is no number: {row.to_dict()}.")
+        self.frame, self.extrapolate = frame, extrapolate
+        self._planes = {n: _plane(frame[frame["n_sequences"] == n]) for n in sorted(map(float, frame["n_sequences"].unique()))}
+
+    @classmethod
+    def read_csv(cls, path: str | Path, extrapolate: bool = False) -> "TableCost":
+        """The table in a CSV file with the constructor's columns, one row a point.
+
+        Raises
+        ------
+        CostError
+            Where there is no such file, it is no table, or a cell is no number.
+        """
+        if not Path(path).is_file():
+            raise CostError(
+                f"{str(path)!r}: no such file. A cost table is a CSV with the columns {', '.join([*_KEYS, *_TIMES])}."
+            )
+        try:
+            frame = pd.read_csv(path)
+        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+            raise CostError(f"{str(path)!r} is no CSV table: {error}.") from None
+        try:
+            return cls(frame, extrapolate)
+        except CostError as error:
+            raise CostError(f"{str(path)!r}: {error}") from None
 
     def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the forward, interpolated."""
@@ -63,67 +102,76 @@ class TableCost(CostModel):
         """Time of the weight-gradient half, interpolated."""
         return self._look_up("weight_ms", slice_tokens, context_tokens, n_sequences)
 
-    @cached_property
-    def _index(self) -> pd.MultiIndex:
-        return pd.MultiIndex.from_frame(self.frame[_KEYS])
+    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Whether each answer lies beyond the table: np.bool_, or an array of them."""
+        _, beyond, shape = self._answer("forward_ms", False, slice_tokens, context_tokens, n_sequences)
+        return beyond.reshape(shape)[()]
 
-    def _look_up(self, column: str, *point: Numbers) -> Times:
-        columns = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in point))
-        flat = [value.ravel() for value in columns]
-        rows = self._index.get_indexer(pd.MultiIndex.from_arrays(flat, names=_KEYS))
-        times = np.where(rows >= 0, self.frame[column].to_numpy(dtype=np.float64)[rows], np.nan)
-        between = np.flatnonzero(rows < 0)
-        if len(between):
-            times[between] = self._interpolate(column, *(value[between] for value in flat))
-        if np.isnan(times).any():
-            where = int(np.flatnonzero(np.isnan(times))[0])
+    def _look_up(self, kind: str, *point: Numbers) -> Times:
+        times, beyond, shape = self._answer(kind, self.extrapolate, *point)
+        if not self.extrapolate and beyond.any():
+            where = int(beyond.argmax())
+            at = ", ".join(
+                f"{key}={np.broadcast_to(value, shape).flat[where]:g}" for key, value in zip(_KEYS, point, strict=True)
+            )
             ranges = {key: f"{self.frame[key].min()}…{self.frame[key].max()}" for key in _KEYS}
             raise CostError(
-                f"the cost table does not reach slice_tokens={flat[0][where]:g}, context_tokens={flat[1][where]:g}, "
-                f"n_sequences={flat[2][where]:g}; it covers {ranges}. Measure further, or restrict the slices "
-                "(granularity_tokens, min_slice_tokens)."
+                f"the cost table does not reach {at}; it covers {ranges}. Measure further, restrict the slices "
+                "(granularity_tokens, min_slice_tokens), or use TableCost(…, extrapolate=True), which figures then show."
             )
-        return times.reshape(columns[0].shape)[()]
+        return times.reshape(shape)[()]
 
-    def _interpolate(
-        self,
-        column: str,
-        slices: npt.NDArray[np.float64],
-        contexts: npt.NDArray[np.float64],
-        sequences: npt.NDArray[np.float64],
-    ) -> npt.NDArray[np.float64]:
-        """Linear between measured points; NaN beyond them."""
-        known = np.unique(self.frame["n_sequences"].to_numpy(dtype=np.float64))
-        above = np.clip(np.searchsorted(known, sequences), 0, len(known) - 1)
-        below = np.where(known[above] == sequences, above, np.maximum(above - 1, 0))
-        planes = np.full((len(known), len(slices)), np.nan)
-        for plane in np.unique(np.concatenate([above, below])):
-            planes[plane] = self._interpolate_plane(column, known[plane], slices, contexts)
-        low, high = known[below], known[above]
-        share = np.divide(sequences - low, high - low, out=np.zeros_like(sequences), where=high > low)
-        at = np.arange(len(slices))
-        mixed = share > 0  # elsewhere one plane answers alone: 0 × an infinite time is not 0
-        times = planes[below, at]
-        times[mixed] = times[mixed] * (1 - share[mixed]) + planes[above, at][mixed] * share[mixed]
-        return np.where((sequences < known[0]) | (sequences > known[-1]), np.nan, times)
+    def _answer(self, kind: str, fill: bool, *point: Numbers) -> tuple[Floats, npt.NDArray[np.bool_], tuple[int, ...]]:
+        """Flat times, where they lie beyond the table (NaN there unless `fill`), and the shape they belong in."""
+        slices, contexts, sequences = (np.asarray(value, dtype=np.float64) for value in point)
+        shape = np.broadcast_shapes(slices.shape, contexts.shape, sequences.shape)
+        lengths, before = (np.broadcast_to(value, shape).ravel() for value in (slices, contexts))
+        asked = np.unique(sequences)
+        if len(asked) == 1:
+            return *self._at(kind, fill, float(asked[0]), lengths, before), shape
+        times, beyond = np.empty(len(lengths)), np.empty(len(lengths), dtype=bool)
+        wide = np.broadcast_to(sequences, shape).ravel()
+        for n_sequences in asked.tolist():
+            here = wide == n_sequences
+            times[here], beyond[here] = self._at(kind, fill, n_sequences, lengths[here], before[here])
+        return times, beyond, shape
 
-    def _interpolate_plane(
-        self, column: str, n_sequences: float, slices: npt.NDArray[np.float64], contexts: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        from scipy.interpolate import LinearNDInterpolator, interp1d
+    def _at(
+        self, kind: str, fill: bool, n_sequences: float, slices: Floats, contexts: Floats
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Times at one number of sequences, and where they lie beyond the table."""
+        known = np.fromiter(self._planes, dtype=np.float64)
+        nearest = float(np.clip(n_sequences, known[0], known[-1]))
+        low, high = float(known[known <= nearest][-1]), float(known[known >= nearest][0])
+        times, beyond = self._on_plane(kind, fill, low, slices, contexts)
+        if high > low:
+            others, beyond_others = self._on_plane(kind, fill, high, slices, contexts)
+            share = (nearest - low) / (high - low)
+            times, beyond = times * (1 - share) + others * share, beyond | beyond_others
+        if nearest != n_sequences:
+            times, beyond = times * (n_sequences / nearest), np.ones(len(slices), dtype=bool)
+        return times, beyond
 
-        plane = self.frame[self.frame["n_sequences"] == n_sequences]
-        points = plane[["slice_tokens", "context_tokens"]].to_numpy(dtype=np.float64)
-        times = plane[column].to_numpy(dtype=np.float64)
-        vary = [axis for axis in (0, 1) if np.ptp(points[:, axis]) > 0]
-        wanted = np.stack([slices, contexts], axis=1)
-        if len(vary) == 2 and np.linalg.matrix_rank(points - points[0]) == 2:
-            result: npt.NDArray[np.float64] = LinearNDInterpolator(points, times, rescale=True)(wanted)
-            return result
-        # All points on one axis: a line, valid only along it.
-        along = vary[0] if len(vary) == 1 else None
-        if along is None:
-            return np.full(len(slices), np.nan)
-        on_line = wanted[:, 1 - along] == points[0, 1 - along]
-        line = interp1d(points[:, along], times, bounds_error=False, fill_value=np.nan)(wanted[:, along])
-        return np.where(on_line, line, np.nan)
+    def _on_plane(
+        self, kind: str, fill: bool, n_sequences: float, slices: Floats, contexts: Floats
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        plane = self._planes[n_sequences]
+        times = plane.within_ms(kind, slices, contexts)
+        beyond = np.isnan(times)
+        if fill and beyond.any():
+            times[beyond] = plane.fitted_ms(kind, slices[beyond], contexts[beyond])
+        return times, beyond
+
+
+def _plane(rows: pd.DataFrame) -> Plane:
+    return Plane(rows[_KEYS[:2]].to_numpy(np.float64), {name: rows[name].to_numpy(np.float64) for name in _ALL_TIMES})
+
+
+def _as_numbers(frame: pd.DataFrame, name: str) -> "pd.Series[float]":
+    """A column as numbers; a cell that is something else is refused, where NaN is left to be refused as a time."""
+    numbers = pd.to_numeric(frame[name], errors="coerce")
+    wrong = numbers.isna() & frame[name].notna()
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise CostError(f"the cost table has {frame[name].iloc[row]!r} for {name} in row {row}; it needs a number.")
+    return numbers

@@ -1,7 +1,8 @@
 """Where a rank stands: the process groups it talks through, and when a step starts.
 
 Dimensions data, pipe, op; only pipe is more than 1 today. Everything else in the engine asks this
-object, never torch.distributed, for its rank: it is the PIPELINE rank.
+object, never torch.distributed, for its rank: it is the PIPELINE rank. One rank alone has nobody to
+talk to: it makes no process group.
 """
 
 import socket
@@ -39,14 +40,20 @@ class Mesh:
 
     def __init__(self, store: dist.TCPStore | dist.PrefixStore, rank: int, n_ranks: int) -> None:
         self.rank, self.n_ranks = rank, n_ranks
-        with peers_needed("no contact with the other ranks (is GLOO_SOCKET_IFNAME an interface of this machine?)"):
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks, timeout=TIMEOUT)
-            # Two groups: forward and backward traffic never wait for each other.
-            self.forward_group, self.backward_group = self._new_group(range(n_ranks)), self._new_group(range(n_ranks))
         self.groups: dict[tuple[int, ...], Any] = {}
-        hosts = self.gather(socket.gethostname())
-        self.one_clock = len(set(hosts)) == 1  # then perf_counter is the same clock on all ranks
+        self.forward_group = self.backward_group = None
+        self.one_clock = True  # perf_counter is the same clock on all ranks
+        if n_ranks > 1:
+            self._join(store)
         pin(rank)
+
+    def _join(self, store: dist.TCPStore | dist.PrefixStore) -> None:
+        ranks = range(self.n_ranks)
+        with peers_needed("no contact with the other ranks (is GLOO_SOCKET_IFNAME an interface of this machine?)"):
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.n_ranks, timeout=TIMEOUT)
+            # Two groups: forward and backward traffic never wait for each other.
+            self.forward_group, self.backward_group = self._new_group(ranks), self._new_group(ranks)
+        self.one_clock = len(set(self.gather(socket.gethostname()))) == 1
 
     def _new_group(self, ranks: range | tuple[int, ...]) -> Any:
         # gloo's own threads inherit the affinity of the moment; on the compute thread's core they
@@ -63,6 +70,8 @@ class Mesh:
 
     def gather(self, value: Any) -> list[Any]:
         """A small value of every rank, on every rank."""
+        if self.n_ranks == 1:
+            return [value]
         values: list[Any] = [None] * self.n_ranks
         with peers_needed():
             dist.all_gather_object(values, value)
@@ -70,12 +79,16 @@ class Mesh:
 
     def sum(self, tensor: torch.Tensor, ranks: tuple[int, ...] | None = None) -> torch.Tensor:
         """Sum in place over all ranks, or over some."""
+        if self.n_ranks == 1:
+            return tensor
         with peers_needed():
             dist.all_reduce(tensor, group=None if ranks is None else self.group_of(ranks))
         return tensor
 
     def barrier(self) -> None:
         """Wait for every rank, without using its core."""
+        if self.n_ranks == 1:
+            return
         with peers_needed():
             dist.barrier()
 
@@ -86,7 +99,7 @@ class Mesh:
         as they leave a barrier. Between machines clocks differ, and each takes its barrier's end.
         """
         self.barrier()
-        if not self.one_clock:
+        if self.n_ranks == 1 or not self.one_clock:
             return time.perf_counter_ns()
         start = torch.tensor([time.perf_counter_ns() + _START_MARGIN_NS])
         with peers_needed():
@@ -97,4 +110,5 @@ class Mesh:
 
     def close(self) -> None:
         """Leave the process group."""
-        dist.destroy_process_group()
+        if self.n_ranks > 1:
+            dist.destroy_process_group()

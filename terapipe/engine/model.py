@@ -33,12 +33,12 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> t
     if length == total:  # no context: square, where top-left and lower-right alignment agree
         return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
     mask: torch.Tensor
-    if queries.is_cuda:
+    if queries.device.type == "cpu":
+        mask = lower_right_mask(length, total, queries.dtype)
+    else:
         from torch.nn.attention.bias import causal_lower_right
 
         mask = causal_lower_right(length, total)  # a tensor only in name; it selects a fused kernel
-    else:
-        mask = lower_right_mask(length, total, queries.dtype)
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
 
 

@@ -51,9 +51,7 @@ class RankRun:
         spec, is_first, is_last = self.spec, stage == 0, stage == self.spec.n_stages - 1
         if self.emulated:
             return EmulatedStage(spec.stage_costs[stage], is_first, is_last, spec.model.d_model, self.dtype)
-        path = spec.stage if spec.stage is None else str(spec.stage)
-        module = build_module(spec.model, spec.layer_ranges[stage], spec.seed, self.dtype, path)
-        return Stage(module, is_first, is_last, spec.model.d_model, self.dtype)
+        return build_stage(spec, stage)
 
     @property
     def steps(self) -> range:
@@ -107,6 +105,14 @@ class RankRun:
         csv.writer(self.timings).writerows(rows)
         self.timings.flush()
         os.fsync(self.timings.fileno())
+
+
+def build_stage(spec: RunSpec, stage: int, device: torch.device | None = None) -> Stage:
+    """One stage of a run that computes; its tensors live where its module does."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    path = spec.stage if spec.stage is None else str(spec.stage)
+    module = build_module(spec.model, spec.layer_ranges[stage], spec.seed, dtype, path, device)
+    return Stage(module, stage == 0, stage == spec.n_stages - 1, spec.model.d_model, dtype)
 
 
 def step_inputs(spec: RunSpec, step: int) -> StepInputs:

@@ -38,8 +38,15 @@ from terapipe.slicing import Slicing
 WEIGHT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 
 
-def build_module(model: ModelConfig, layers: range, seed: int, dtype: torch.dtype, path: str | None = None) -> nn.Module:
-    """The module of a range of layers, with weights that do not depend on the range."""
+def build_module(
+    model: ModelConfig,
+    layers: range,
+    seed: int,
+    dtype: torch.dtype,
+    path: str | None = None,
+    device: torch.device | None = None,
+) -> nn.Module:
+    """The module of a range of layers, with weights that depend neither on the range nor on the device (default: CPU)."""
     kind: Any = DecoderStage
     if path is not None:
         module_name, _, class_name = path.partition(":")
@@ -48,7 +55,7 @@ def build_module(model: ModelConfig, layers: range, seed: int, dtype: torch.dtyp
             kind = getattr(kind, part)
     module: nn.Module = kind(model, layers, is_first=layers.start == 0, is_last=layers.stop == model.n_layers)
     draw_weights(module, seed)
-    return module.to(dtype)
+    return module.to(device, dtype)  # drawn on the CPU: other devices' generators give other numbers
 
 
 @torch.no_grad()

@@ -61,6 +61,8 @@ def do_job(mesh: Mesh, job: dict[str, Any], report: Report) -> Any:
     kind = job["do"]
     if kind == "train":
         return train(mesh, job, report)
+    if kind == "probe":
+        return measure_slices(mesh, job, report)
     if kind == "fixed work":
         return time_fixed_work(mesh)
     assert kind == "one process"
@@ -76,6 +78,8 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
     runs = [RankRun(mesh, Path(directory)) for directory in job["directories"]]
     probe = job["probe"]
     prober = Prober(mesh, Path(probe["directory"]), probe["alone"], probe["together"]) if probe else None
+    if prober is not None:
+        prober.warm_up()
     order, save = job["order"], job["save"]
     if order is None:
         longest = max(len(run.steps) for run in runs)
@@ -101,6 +105,33 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
         run.close()
     if prober is not None:
         prober.close()
+
+
+def measure_slices(mesh: Mesh, job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Measure the points of a job until their medians are settled.
+
+    At least job["n_repeats"] times, at most job["max_repeats"], and between them until the medians'
+    error is at most job["tolerance"] (`Prober.progress`). Repeats in job["directory"] count.
+    """
+    prober = Prober(mesh, Path(job["directory"]), job["alone"], job["together"], job["device"])
+
+    def is_done(n_repeats: int, error: float) -> bool:
+        is_settled = n_repeats >= int(job["n_repeats"]) and error <= float(job["tolerance"])
+        return is_settled or n_repeats >= int(job["max_repeats"])
+
+    n_repeats, error = prober.progress()
+    if not is_done(n_repeats, error):
+        prober.warm_up()
+    while not is_done(n_repeats, error):
+        gc.collect()
+        gc.disable()  # a collection in the middle of a slice would be timed
+        prober.measure()
+        gc.enable()
+        n_repeats, error = prober.progress()
+        if mesh.rank == 0:
+            report({"event": "step", "n_repeats": n_repeats, "error": error})
+    prober.close()
+    return {"n_repeats": n_repeats, "error": error, "device": prober.clock.name}
 
 
 def _one_process(mesh: Mesh, spec: RunSpec, n_repeats: int) -> dict[str, Any] | None:

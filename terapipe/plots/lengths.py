@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from terapipe.plots.inputs import SlicingLike, as_slicing, by_name
 from terapipe.slicing import MicrobatchSlices, SlicingPlan
 
 _ROW_PX = 44
+_BADGE = f"{style.EXTRAPOLATED} cost"
 
 
 class _Row(NamedTuple):
@@ -29,7 +30,8 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
     Parameters
     ----------
     plan : SlicingPlan, Slicing, str or {name: any of these}
-        Text is the paper's notation. For a plan, the header states objective, latency and bound.
+        Text is the paper's notation. For a plan, the header states objective, latency and bound; a
+        badge beside its bars says where it rests on extrapolated costs.
 
     Returns
     -------
@@ -58,7 +60,20 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
     fig.update_yaxes(style.lane_axis("", [row.label for row in rows]))
     facts = [_facts(name, each) for name, each in plans.items() if isinstance(each, SlicingPlan)]
     text = "<br>".join(facts) or style.bold("Slicing")
-    return style.finish(fig, _ROW_PX * len(rows), [style.header([text], "")], top_px=56 + 18 * max(1, len(facts)), bottom_px=60)
+    badges = _badges(plans)
+    annotations = [style.header([text], ""), *badges]
+    style.finish(fig, _ROW_PX * len(rows), annotations, top_px=56 + 18 * max(1, len(facts)), bottom_px=60)
+    return fig.update_layout(margin_r=style.badge_margin_px([_BADGE])) if badges else fig
+
+
+def _badges(plans: Mapping[str, SlicingLike]) -> list[dict[str, Any]]:
+    """A warning right of the first row of each plan that rests on extrapolated costs."""
+    badges, first = [], 0
+    for name, each in plans.items():
+        if isinstance(each, SlicingPlan) and each.extrapolated:
+            badges.append(style.badge_beside(_BADGE, first))
+        first += len(_rows(name, each))
+    return badges
 
 
 def _rows(name: str, given: SlicingLike) -> list[_Row]:

@@ -1,7 +1,6 @@
 """Where the ranks' time went, as one stacked bar a timeline."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +43,10 @@ def budget(t: TimelineLike | Mapping[str, TimelineLike]) -> go.Figure:
     fig.update_xaxes(style.value_axis("time of all ranks (rank-ms)", 0, totals.max() * 1.004 or 1.0))
     fig.update_yaxes(style.lane_axis("", [_label(title, each) for title, each in timelines.items()]))
     annotations = [style.header([style.bold("Where the ranks' time went")], "")]
-    annotations += [_badge_beside(row, each.source) for row, each in enumerate(timelines.values())]
+    sources = [each.source for each in timelines.values()]
+    annotations += [style.badge_beside(source, row) for row, source in enumerate(sources)]
     style.finish(fig, _ROW_PX * len(timelines), annotations)
-    return fig.update_layout(barmode="stack", margin_r=100, legend_traceorder="normal")
+    return fig.update_layout(barmode="stack", margin_r=style.badge_margin_px(sources), legend_traceorder="normal")
 
 
 def _part(name: str, values: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> go.Bar:
@@ -67,8 +67,3 @@ def _part(name: str, values: npt.NDArray[np.float64], totals: npt.NDArray[np.flo
 def _label(title: str, timeline: Timeline) -> str:
     size = f"{timeline.n_ranks} ranks × {style.duration_text(timeline.makespan_ms)}"
     return "<br>".join(part for part in (style.bold(title), size) if part)
-
-
-def _badge_beside(row: int, source: str) -> dict[str, Any]:
-    """The badge right of its bar."""
-    return {**style.badge(source, ""), "yref": "y", "y": row, "yanchor": "middle", "yshift": 0, "xanchor": "left", "xshift": 8}

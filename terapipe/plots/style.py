@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from terapipe.timeline import BUDGET
 
@@ -36,7 +37,11 @@ KINDS = {
 IDLE = "#ECECEC"
 # Time at work in colour, idle time in greys.
 PARTS = dict(zip(BUDGET, ("#0072B2", "#E69F00", "#6E6E6E", "#9C9C9C", "#CACACA", "#CC79A7"), strict=True))
-SOURCES = {"simulated": "#3B5B92", "emulated": "#7A4E9E", "measured": "#1E7B4F", "given": "#6B6B6B"}
+SOURCES = {"simulated": "#3B5B92", "emulated": "#7A4E9E", "measured": "#1E7B4F", "fitted": "#8A4B14", "given": "#6B6B6B"}
+EXTRAPOLATED = "extrapolated"
+WARNING = "#FFC20A"  # the one bright badge, with dark text: also apart from the others without any hue
+# Terms of a sum, and the sum.
+TERMS = ("#0072B2", "#D55E00", "#222222")
 
 BAR_GAP = 0.14
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
@@ -59,18 +64,45 @@ def duration_text(milliseconds: float) -> str:
     return f"{milliseconds:.4g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
 
 
+def context_colors(shares: npt.ArrayLike) -> list[str]:
+    """Colours of context lengths from none, 0, to the longest, 1: darker and darker, so in order for every eye."""
+    colors: list[str] = sample_colorscale("Viridis", list(0.8 * (1 - np.asarray(shares, dtype=np.float64))))
+    return colors
+
+
+def context_colorscale() -> Colorscale:
+    """`context_colors` for a colour axis."""
+    shares = np.linspace(0, 1, 9)
+    return list(zip(shares.tolist(), context_colors(shares), strict=True))
+
+
 def badge(source: str, axis: str) -> dict[str, Any]:
-    """The annotation that says where a panel's times come from; `axis` is "", "2", … as in "xaxis2"."""
+    """The annotation that says where a panel's times come from; `axis` is "", "2", … as in "xaxis2".
+
+    Its colour is that of the first word, or a warning where anything is extrapolated.
+    """
+    warns = EXTRAPOLATED in source
+    color = WARNING if warns else SOURCES.get(source.split(",", maxsplit=1)[0], SOURCES["given"])
     return {
         **_above_panel(axis),
         "text": source,
         "x": 1,
         "xanchor": "right",
-        "bgcolor": SOURCES.get(source, SOURCES["given"]),
+        "bgcolor": color,
         "borderpad": 3,
-        "font": {"color": "white", "size": 12},
+        "font": {"color": "#222222" if warns else "white", "size": 12},
         "name": "badge",
     }
+
+
+def badge_beside(source: str, row: int) -> dict[str, Any]:
+    """The badge right of a lane; `badge_margin_px` of such texts is the room they need."""
+    return {**badge(source, ""), "yref": "y", "y": row, "yanchor": "middle", "yshift": 0, "xanchor": "left", "xshift": 8}
+
+
+def badge_margin_px(sources: list[str]) -> float:
+    """Right margin for badges beside lanes."""
+    return max(100, 28 + 7 * max(map(len, sources), default=0))
 
 
 def header(parts: list[str], axis: str) -> dict[str, Any]:
@@ -93,6 +125,30 @@ def value_axis(title: str, low: float, high: float) -> dict[str, Any]:
     """A horizontal linear axis. Plain numbers: an SI prefix on a tick would be read on top of the axis's unit."""
     plain = {"exponentformat": "none", "separatethousands": True, "gridcolor": "#DDDDDD", "zeroline": False}
     return {"type": "linear", "title": {"text": title, "font": {"size": 14}}, "range": [low, high], **plain}
+
+
+def length_axis(title: str, shortest: float, longest: float) -> dict[str, Any]:
+    """A logarithmic axis of slice lengths in tokens, with ticks at powers of two."""
+    ticks = [2**power for power in range(64) if shortest <= 2**power <= longest]
+    low, high = np.log10(max(shortest, 1)), np.log10(max(longest, 1))
+    margin = 0.03 * (high - low) or 0.1
+    look = {"gridcolor": "#DDDDDD", "zeroline": False, "tickvals": ticks, "ticktext": [str(tick) for tick in ticks]}
+    return {"type": "log", "title": {"text": title, "font": {"size": 14}}, "range": [low - margin, high + margin], **look}
+
+
+def time_axis(title: str, values: npt.NDArray[np.float64], wide: float) -> dict[str, Any]:
+    """An axis around times that are not NaN: logarithmic where they are positive and span more than a factor of `wide`."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    look = {"title": {"text": title, "font": {"size": 14}}, "gridcolor": "#DDDDDD", "zeroline": False}
+    if low <= 0 or high <= wide * low:
+        return {"type": "linear", "range": [0, 1.05 * high or 1.0], "exponentformat": "none", "separatethousands": True, **look}
+    first, last = np.log10([low, high])
+    margin = 0.04 * (last - first)
+    # Written out: plotly labels the ticks between powers of ten "2" and "5".
+    leading = (1, 2, 5) if last - first < 3 else (1,)
+    ticks = [digit * 10.0**power for power in range(int(first - 1), int(last) + 1) for digit in leading]
+    text = {"tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
+    return {"type": "log", "range": [first - margin, last + margin], **text, **look}
 
 
 def lane_axis(title: str, labels: list[str]) -> dict[str, Any]:

@@ -30,18 +30,28 @@ def terapipe(n_ranks: int, slicing: Slicing) -> list[Order]:
 
 
 def one_f_one_b(n_ranks: int, slicing: Slicing) -> list[Order]:
-    """min(P−r−1, M) warm-up forwards, then forward and backward in turn (PipeDream-flush, Megatron)."""
+    """min(P−r−1, M) warm-up forwards, then forward and backward in turn, whole microbatches (PipeDream-flush, Megatron)."""
     _need_whole("1f1b", slicing)
-    n_microbatches = slicing.n_microbatches
+    return seq1f1b(n_ranks, slicing)
+
+
+def seq1f1b(n_ranks: int, slicing: Slicing) -> list[Order]:
+    """min(P−r−2+k, N) warm-up forwards, then a forward and a backward in turn (Seq1F1B, arXiv 2406.03488).
+
+    Microbatches first in, first out; the slices of each last in, first out. N is the number of units; k the most slices
+    of any microbatch, as the first backward needs all slices of microbatch 0. With k = 1 it is 1f1b.
+    """
+    forwards = [(int(microbatch), int(place)) for microbatch, place in slicing.units[:, :2]]
+    backwards = sorted(forwards, key=lambda unit: (unit[0], -unit[1]))
+    most = max(microbatch.n_slices for microbatch in slicing.microbatches)
     orders = []
     for rank in range(n_ranks):
-        n_warmup = min(n_ranks - rank - 1, n_microbatches)
-        order = [Action(rank, Kind.F, microbatch) for microbatch in range(n_warmup)]
-        for microbatch in range(n_microbatches):
-            if n_warmup + microbatch < n_microbatches:
-                order.append(Action(rank, Kind.F, n_warmup + microbatch))
-            order.append(Action(rank, Kind.B, microbatch))
-        orders.append(order)
+        n_warmup = min(n_ranks - rank - 2 + most, len(forwards))
+        n_pairs = len(forwards) - n_warmup
+        order = [Action(rank, Kind.F, *unit) for unit in forwards[:n_warmup]]
+        for forward, backward in zip(forwards[n_warmup:], backwards[:n_pairs], strict=True):
+            order += [Action(rank, Kind.F, *forward), Action(rank, Kind.B, *backward)]
+        orders.append(order + [Action(rank, Kind.B, *unit) for unit in backwards[n_pairs:]])
     return orders
 
 
@@ -49,6 +59,7 @@ FAMILIES: dict[str, Callable[[int, Slicing], list[Order]]] = {
     "gpipe": gpipe,
     "terapipe": terapipe,
     "1f1b": one_f_one_b,
+    "seq1f1b": seq1f1b,
 }
 
 
@@ -89,5 +100,5 @@ def _need_whole(name: str, slicing: Slicing) -> None:
         most = max(microbatch.n_slices for microbatch in slicing.microbatches)
         raise ScheduleError(
             f"{name} runs whole microbatches; the slicing {slicing} has up to {most} slices in one. "
-            "Use 'terapipe', which takes slices, or a slicing with one slice a microbatch."
+            "Use 'terapipe' or 'seq1f1b', which take slices, or a slicing with one slice a microbatch."
         )
