@@ -9,7 +9,7 @@ import pandas as pd
 
 from terapipe.cost import CostModel, Link, as_times
 from terapipe.errors import CostError, ScheduleError
-from terapipe.schedule import Graph, Schedule, Transfers, earliest_starts
+from terapipe.schedule import Graph, Schedule, Starts, Transfers, earliest_starts
 from terapipe.schedule.graph import KINDS
 from terapipe.slicing.optimal import any_extrapolated
 from terapipe.timeline import COLUMNS, SIMULATED, SIMULATED_EXTRAPOLATED, Timeline
@@ -26,15 +26,13 @@ def simulate(
 ) -> Timeline:
     """When every action of a schedule runs, if slices cost what `cost` says.
 
-    The timeline's source is "simulated", or "simulated, extrapolated" where the cost of a slice lies
-    beyond what was measured (`CostModel.is_extrapolated`).
-
     Parameters
     ----------
     schedule : Schedule
         Any valid schedule.
     cost : CostModel or list of CostModel
-        Of one stage; a list names one for each stage.
+        Of one stage; a list names one for each stage. Where a slice's cost lies beyond what was
+        measured, the timeline's source is "simulated, extrapolated".
     link : Link or {(source rank, target rank): Link}, optional
         Free messages by default.
     bytes_per_token : float
@@ -67,9 +65,7 @@ def simulate(
     n_bytes = _message_bytes(graph, bytes_per_token)
     durations = action_durations(graph, cost)
     starts = earliest_starts(graph, durations, _transfers(graph, link, n_bytes), contention)
-    costs = [cost] if isinstance(cost, CostModel) else cost
-    source = SIMULATED_EXTRAPOLATED if any_extrapolated(costs, graph.slicing) else SIMULATED
-    return Timeline(_frame(graph, source, n_bytes, starts.start_ms, starts.end_ms, starts.ready_ms, starts.blocked_by))
+    return Timeline(_frame(graph, _source(graph, cost), n_bytes, starts))
 
 
 def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:
@@ -91,6 +87,11 @@ def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt
         action = graph.action(int(np.flatnonzero(np.isinf(durations))[0]))
         raise CostError(f"{action} has an infinite cost: that slice is forbidden. Choose another slicing.")
     return durations
+
+
+def _source(graph: Graph, cost: CostModel | Sequence[CostModel]) -> str:
+    costs = [cost] if isinstance(cost, CostModel) else cost
+    return SIMULATED_EXTRAPOLATED if any_extrapolated(costs, graph.slicing) else SIMULATED
 
 
 def _message_bytes(graph: Graph, bytes_per_token: float) -> npt.NDArray[np.float64]:
@@ -119,15 +120,7 @@ def _transfers(graph: Graph, link: Links | None, n_bytes: npt.NDArray[np.float64
     return Transfers(transmission, latency, blocks)
 
 
-def _frame(
-    graph: Graph,
-    source: str,
-    n_bytes: npt.NDArray[np.float64],
-    start_ms: npt.NDArray[np.float64],
-    end_ms: npt.NDArray[np.float64],
-    ready_ms: npt.NDArray[np.float64],
-    blocked_by: npt.NDArray[np.int64],
-) -> pd.DataFrame:
+def _frame(graph: Graph, source: str, n_bytes: npt.NDArray[np.float64], starts: Starts) -> pd.DataFrame:
     units = graph.slicing.units[graph.unit]
     texts = np.array([*map(str, chain(*graph.orders)), ""], dtype=object)
     columns = {
@@ -141,10 +134,10 @@ def _frame(
         "n_sequences": units[:, 4],
         "slice_tokens": units[:, 2],
         "context_tokens": units[:, 3],
-        "start_ms": start_ms,
-        "end_ms": end_ms,
-        "ready_ms": ready_ms,
-        "blocked_by": texts[blocked_by],
+        "start_ms": starts.start_ms,
+        "end_ms": starts.end_ms,
+        "ready_ms": starts.ready_ms,
+        "blocked_by": texts[starts.blocked_by],
         "n_bytes": n_bytes,
     }
     return pd.DataFrame(columns)[COLUMNS]

@@ -231,20 +231,21 @@ class TestTableCost:
 
 
 class TestExtrapolation:
-    EQ9 = tp.CallableCost(
-        lambda l, c, b: b * (1 + l + c / 4 + l * c / 64), lambda l, c, b: b * (2 + 2 * l + c / 2 + l * c / 32)
+    CAUSAL = tp.CallableCost(
+        lambda l, c, b: b * (1 + l + c / 4 + l * (c + l / 2) / 64),
+        lambda l, c, b: b * (2 + 2 * l + c / 2 + l * (c + l / 2) / 32),
     )
 
     def frame(self, **grid) -> pd.DataFrame:
-        return grid_frame(self.EQ9, **grid)
+        return grid_frame(self.CAUSAL, **grid)
 
-    def test_beyond_the_table_eq_9_is_recovered_from_a_table_that_follows_it(self):
+    def test_beyond_the_table_a_causal_cost_is_recovered_from_a_table_of_it(self):
         cost = tp.TableCost(self.frame(), extrapolate=True)
         lengths, contexts = np.array([[1], [20], [500]]), np.array([0, 300, 4000])
         for kind in ("forward_ms", "backward_ms", "weight_ms"):
             beyond = cost.is_extrapolated(lengths, contexts)
             assert beyond.sum() == 8  # all but (20, 0)
-            found, truth = (np.asarray(getattr(each, kind)(lengths, contexts)) for each in (cost, self.EQ9))
+            found, truth = (np.asarray(getattr(each, kind)(lengths, contexts)) for each in (cost, self.CAUSAL))
             np.testing.assert_allclose(found[beyond], truth[beyond], rtol=1e-9)
 
     def test_within_the_table_nothing_changes(self):
@@ -270,7 +271,7 @@ class TestExtrapolation:
         np.testing.assert_array_equal(
             cost.is_extrapolated(32, 64, np.array([1, 2, 3, 4, 8])), [True, False, False, False, True]
         )
-        assert cost.forward_ms(500, 64, 3) == pytest.approx(self.EQ9.forward_ms(500, 64, 3), rel=1e-9)
+        assert cost.forward_ms(500, 64, 3) == pytest.approx(self.CAUSAL.forward_ms(500, 64, 3), rel=1e-9)
 
     def test_a_fit_below_0_counts_as_0(self):
         falling = tp.CallableCost(lambda l, c, b: 300.0 - l - c / 2, lambda l, c, b: 1.0)
@@ -281,17 +282,17 @@ class TestExtrapolation:
         corner = (frame["slice_tokens"] == 128) & (frame["context_tokens"] == 256)
         cost = tp.TableCost(frame.assign(forward_ms=frame["forward_ms"].where(~corner, np.inf)), extrapolate=True)
         assert cost.forward_ms(127, 255) == np.inf
-        assert cost.forward_ms(200, 300) == pytest.approx(self.EQ9.forward_ms(200, 300), rel=1e-9)
+        assert cost.forward_ms(200, 300) == pytest.approx(self.CAUSAL.forward_ms(200, 300), rel=1e-9)
 
     def test_points_that_determine_no_plane_are_refused_only_when_asked_beyond_them(self):
         cost = tp.TableCost(self.frame(contexts=(0,)), extrapolate=True)
-        assert cost.forward_ms(20, 0) == pytest.approx(self.EQ9.forward_ms(20, 0))
+        assert cost.forward_ms(16, 0) == pytest.approx(self.CAUSAL.forward_ms(16, 0))
         assert cost.is_extrapolated(20, 1)
         with pytest.raises(CostError, match="4 points of the cost table do not determine"):
             cost.forward_ms(20, 1)
 
     def test_other_costs_extrapolate_nothing_unless_they_say_so(self):
-        assert not self.EQ9.is_extrapolated(10**9, 0)
+        assert not self.CAUSAL.is_extrapolated(10**9, 0)
         np.testing.assert_array_equal(
             LINEAR.is_extrapolated(np.array([16, 32]), np.zeros((3, 1))), np.zeros((3, 2), dtype=bool)
         )

@@ -44,7 +44,9 @@ class Plane:
         return times
 
     def fitted_ms(self, kind: str, slices: Floats, contexts: Floats) -> Floats:
-        """Times by the plane fitted to all points whose time is finite, at least 0.
+        """Times fitted to all points whose time is finite, at least 0: 1, l, c and l·(c + l/2).
+
+        The last are the tokens that a causal slice attends to, c + l/2 for each of its own on average.
 
         Raises
         ------
@@ -54,14 +56,15 @@ class Plane:
         if kind not in self.fits:
             finite = np.isfinite(self.times_ms[kind])
             lengths, before = self.points[finite].T
-            if np.linalg.matrix_rank(context_features(lengths, before)) < 4:
+            seen = before + lengths / 2
+            if np.linalg.matrix_rank(context_features(lengths, seen)) < 4:
                 raise CostError(
-                    f"extrapolate=True: {finite.sum()} points of the cost table do not determine a plane in 1, l, c, l·c. "
+                    f"extrapolate=True: {finite.sum()} points of the cost table do not determine 1, l, c and l·(c + l/2). "
                     "Measure two slice lengths or more, each behind two contexts or more."
                 )
             times = self.times_ms[kind][finite]
-            self.fits[kind] = fit_plane(lengths, before, times, times)
-        return np.maximum(plane_ms(self.fits[kind], slices, contexts), 0.0)
+            self.fits[kind] = fit_plane(lengths, seen, times, times)
+        return np.maximum(plane_ms(self.fits[kind], slices, contexts + slices / 2), 0.0)
 
     def _codes(self, length_index: npt.NDArray[np.int64], context_index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return length_index * len(self.contexts) + context_index

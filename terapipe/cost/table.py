@@ -22,8 +22,8 @@ class TableCost(CostModel):
     table, linear interpolation over the Delaunay triangles of its (slice, context) points, then
     linear between the two neighbouring numbers of sequences.
 
-    With extrapolate=True a question beyond the triangles is answered by a plane in the paper's
-    features 1, l, c, l·c (eq. (9)), fitted to all finite times of that number of sequences with the
+    With extrapolate=True a question beyond the triangles is answered by 1, l, c and l·(c + l/2), the
+    tokens a causal slice attends to, fitted to all finite times of that number of sequences with the
     least squared relative error, and at least 0; numbers of sequences beyond the table are in
     proportion to the nearest one in it. `is_extrapolated` tells such answers from the others.
 

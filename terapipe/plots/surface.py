@@ -49,8 +49,8 @@ def cost_surface(
     """Time of a slice on one stage against its length, one line for each of a few context lengths.
 
     Lines are what the cost model answers, dashed and badged where it extrapolates, absent where it
-    refuses. Of a profile they are the fit, and markers the measured medians; of a table, markers are
-    its points. The badge says where the lines come from, the legend where the markers do.
+    refuses. Markers are a profile's medians, beside the lines of its fit, or a table's points. The
+    badge says where the lines come from, the legend where the markers do.
 
     Parameters
     ----------
@@ -58,11 +58,9 @@ def cost_surface(
         Each has a panel; the axes are the same.
     seq_tokens : int, optional
         Longest slice + context drawn; by default what a profile, table or model reaches.
-    kind : "step", "forward" or "backward"
-        "step" is forward + backward.
+    kind : "step" (forward + backward), "forward" or "backward"
     per_token : bool
-        Milliseconds divided by the tokens of the slice in all its sequences: below its shortest
-        efficient length, a slice costs more per token.
+        Milliseconds ÷ tokens of the slice in all its sequences, which shows the floor.
     context_tokens : list of int, optional
         By default none, a quarter, a half and three quarters of `seq_tokens`.
     n_sequences : int
