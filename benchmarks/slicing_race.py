@@ -7,18 +7,16 @@ half of the rounds; it is compared in the second half, so that no lucky round ch
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-
-import pandas as pd
 
 import terapipe as tp
 from terapipe.engine.launch import Ranks, prepare_all
-from terapipe.experiment import RaceResult, prepare_race, run_race
-from terapipe.profiling import measure, plan_points, plan_probe, read_probe
+from terapipe.experiment import Predictor, RaceResult, prepare_race, run_race
 
 N_SLICES = (1, 2, 4, 8, 16)
 N_EMULATED_RANKS, N_EMULATED_ROUNDS = 8, 12
-N_RANKS, N_ROUNDS, N_REPEATS, ROUNDS_PER_PROBE = 2, 16, 5, 4
+N_RANKS, N_ROUNDS, ROUNDS_PER_PROBE = 2, 16, 4
 
 
 def long_sequence_cost() -> tp.CallableCost:
@@ -30,22 +28,17 @@ def long_sequence_cost() -> tp.CallableCost:
     return tp.CallableCost(forward_ms, lambda l, c, b: 2 * forward_ms(l, c, b))
 
 
-def show(result: RaceResult, names: list[str], predicted_ms: list[float]) -> None:
+def show(result: RaceResult, slicings: list[tp.Slicing]) -> None:
     """The race's table with predictions, and the verdict against the best equal slicing."""
-    table = pd.DataFrame(
-        {
-            "slicing": names,
-            "raced [ms]": result.table["step_ms"].iloc[:-1].to_numpy(),
-            "predicted [ms]": predicted_ms,
-        }
-    )
-    table["predicted ÷ raced"] = table["predicted [ms]"] / table["raced [ms]"]
-    print(table.round(3).to_string(index=False))
-    found = result.against_best(0)
+    names = ["slicing DP", *(f"{each.microbatches[0].n_slices} equal" for each in slicings[1:]), "slicing DP again"]
+    table = result.table.assign(slicing=names)
+    table["predicted ÷ raced"] = table["predicted_ms"] / table["step_ms"]
+    print(table[["slicing", "step_ms", "predicted_ms", "predicted ÷ raced"]].round(3).to_string(index=False))
+    found, predicted = result.against_best(0), result.table["predicted_ms"]
     print(
-        f"The slicing DP against {names[found.rival]}: speed-up {found.speedup:.3f} [{found.low:.3f}, {found.high:.3f}], "
-        f"{found.verdict}; the simulator says {predicted_ms[found.rival] / predicted_ms[0]:.3f}; "
-        f"A/A ±{result.aa_half_width:.3f}",
+        f"The slicing DP against {names[found.rival]}: speed-up {found.speedup:.3f} "
+        f"[{found.speedup_low:.3f}, {found.speedup_high:.3f}], {found.verdict}; "
+        f"the simulator says {predicted[found.rival] / predicted[0]:.3f}; A/A ±{result.aa_half_width:.3f}",
         flush=True,
     )
 
@@ -59,36 +52,27 @@ def emulated() -> None:
         tp.RunSpec(model, slicing, n_ranks=N_EMULATED_RANKS, device="emulated", cost=cost, n_warmup_steps=1)
         for slicing in slicings
     ]
-    predicted = [tp.simulate(spec.schedules[0], cost).makespan_ms for spec in specs]
     print(f"\n{N_EMULATED_RANKS} EMULATED ranks (their slices sleep; the runtime and the order are real): {plan.slicing}")
-    show(tp.race(specs, N_EMULATED_ROUNDS), names_of(slicings), predicted)
-
-
-def names_of(slicings: list[tp.Slicing]) -> list[str]:
-    return ["slicing DP", *(f"{each.microbatches[0].n_slices} equal" for each in slicings[1:])]
+    show(tp.race(specs, N_EMULATED_ROUNDS), slicings)
 
 
 def on_this_machine(scratch: Path, seq_tokens: int = 1024) -> None:
     model = tp.ModelConfig.preset("tour")
     whole = tp.RunSpec(model, tp.uniform_slicing(seq_tokens, 1), n_ranks=N_RANKS)
-    points = plan_points(seq_tokens)
     with Ranks(N_RANKS, scratch) as ranks:
-        before = measure(ranks, whole, points, N_REPEATS, scratch)
-        cost = before.fit()
+        predictor = Predictor(ranks, whole, scratch)
+        cost = predictor.before.fit()
         shortest = cost.slice_tokens[0]
         plan = tp.optimal_slicing(cost, seq_tokens, N_RANKS, granularity_tokens=16, min_slice_tokens=shortest)
         slicings = [plan.slicing, *(tp.uniform_slicing(seq_tokens, n) for n in N_SLICES)]
         prepared = prepare_race([whole.replaced(slicing=slicing) for slicing in slicings], N_ROUNDS)
         placed = [spec.replaced(directory=scratch / f"run-{index}") for index, spec in enumerate(prepared)]
-        probe = plan_probe(whole, points, scratch) | {"together": []}
-        result = run_race(ranks, placed, prepare_all(placed), probe=probe, rounds_per_probe=ROUNDS_PER_PROBE)
-    costs = [before.joined(read_probe(probe, whole)).fit(stage) for stage in range(N_RANKS)]
-    predicted = [
-        tp.simulate(spec.schedules[0], costs, contention=before.contention).makespan_ms for spec in placed[: len(slicings)]
-    ]
-    print(f"\n{N_RANKS} CPU ranks, measured; contention {before.contention_raw:.3f} measured before: {plan.slicing}")
-    show(result, names_of(slicings), predicted)
-    print(before.held_out_error().round(3).to_string(index=False))
+        result = run_race(ranks, placed, prepare_all(placed), probe=predictor.probe, rounds_per_probe=ROUNDS_PER_PROBE)
+        result = replace(result, predicted=[predictor.timeline(spec) for spec in placed[:-1]])
+        contention = predictor.before.contention_raw
+        print(f"\n{N_RANKS} CPU ranks, measured; contention {contention:.3f} measured before: {plan.slicing}")
+        show(result, slicings)
+        print(predictor.profile.report().round(3).to_string())
 
 
 def main() -> None:

@@ -18,8 +18,7 @@ from terapipe.engine.host import describe_host
 from terapipe.engine.launch import Ranks, prepare_all
 from terapipe.engine.verify import verify
 from terapipe.errors import SpecError
-from terapipe.experiment import prepare_race, race, run_race
-from terapipe.profiling import measure, plan_points, plan_probe, read_probe
+from terapipe.experiment import Predictor, prepare_race, race, run_race
 from terapipe.report import Section, write_report
 from terapipe.schedule import build_schedule
 from terapipe.simulator import simulate
@@ -54,10 +53,9 @@ class Attempt:
         """Measure; return the numbers of the summary."""
         with Ranks(N_RANKS, self.directory) as ranks:
             before = _fastest(ranks.do({"do": "fixed work"}))
-            self.before = measure(ranks, self._spec(self.whole, "gpipe"), plan_points(SEQ_TOKENS), N_REPEATS, self.directory)
-            self.plan = plan_slices(self.before.fit(), N_RANKS)
+            self.predictor = Predictor(ranks, self._spec(self.whole, "gpipe"), self.directory, N_REPEATS)
+            self.plan = plan_slices(self.predictor.before.fit(), N_RANKS)
             self._run_race(ranks)
-            self.costs = [self.profile.fit(stage) for stage in range(N_RANKS)]
             one_process = ranks.do(
                 {"do": "one process", "spec": self._spec(self.whole, "gpipe").to_json(), "n_repeats": N_ONE_PROCESS}
             )[0]
@@ -71,22 +69,20 @@ class Attempt:
         prepared = prepare_race([self._spec(self.whole, "gpipe"), self._spec(self.plan.slicing, "terapipe")], N_ROUNDS)
         names = ("gpipe", "terapipe", "gpipe-again")
         placed = [spec.replaced(directory=self.directory / name) for spec, name in zip(prepared, names, strict=True)]
-        spec = self._spec(self.whole, "gpipe")
-        probe = plan_probe(spec, plan_points(SEQ_TOKENS), self.directory) | {"together": []}
+        probe = self.predictor.probe
         self.race = run_race(ranks, placed, prepare_all(placed), probe=probe, rounds_per_probe=ROUNDS_PER_PROBE)
-        self.profile = self.before.joined(read_probe(probe, spec))
 
     def predict(self, contention: float) -> tuple[Timeline, Timeline]:
         """GPipe and TeraPipe, simulated on the profile."""
-        return simulate_pair(self.plan.slicing, self.costs, N_RANKS, contention)
+        return simulate_pair(self.plan.slicing, self.predictor.costs, N_RANKS, contention)
 
     def _summary(self, one_process: Summary, drift: float) -> Summary:
-        gpipe, terapipe = self.predict(self.before.contention)
+        gpipe, terapipe = self.predict(self.predictor.before.contention)
         free = [timeline.makespan_ms for timeline in self.predict(1.0)]
         raced, losses = self.race.table, self.race.runs[1].losses["loss"]
         measured = [float(time) for time in raced["step_ms"].iloc[:2]]
         speedup, low, high = (float(value) for value in raced.loc[1, ["speedup", "speedup_low", "speedup_high"]].to_numpy())
-        error = self.profile.held_out_error()
+        error = self.predictor.profile.held_out_error()
         return {
             "slicing": str(self.plan.slicing),
             "seq_tokens": SEQ_TOKENS,
@@ -98,8 +94,8 @@ class Attempt:
             "speedup_high": high,
             "aa_half_width": self.race.aa_half_width,
             "n_rounds": N_ROUNDS,
-            "contention": self.before.contention,
-            "contention_raw": self.before.contention_raw,
+            "contention": self.predictor.before.contention,
+            "contention_raw": self.predictor.before.contention_raw,
             "predicted_gpipe_step_ms": gpipe.makespan_ms,
             "predicted_terapipe_step_ms": terapipe.makespan_ms,
             "ideal_speedup": gpipe.makespan_ms / terapipe.makespan_ms,
@@ -132,7 +128,7 @@ def run_demo(directory: Path) -> Summary:
     _say("comparing every gradient with one process, unsliced")
     errors = [verify_slicing(model, attempt.plan.slicing, dtype) for dtype in ("float32", "float64")]
     _say(f"racing {N_EMULATED_RANKS} emulated ranks")
-    emulated = Emulation(attempt.profile.fit())
+    emulated = Emulation(attempt.predictor.profile.fit())
     summary = attempts[-1] | {
         "max_relative_gradient_error": errors[0],
         "max_relative_gradient_error_float64": errors[1],
@@ -141,7 +137,7 @@ def run_demo(directory: Path) -> Summary:
         "attempts": attempts,
         "host": describe_host(),
     }
-    attempt.profile.save(directory / "profile.csv")
+    attempt.predictor.profile.save(directory / "profile.csv")
     (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     _report(directory / "report.html", summary, attempt, emulated)
     print(summary_table(summary).to_string(index=False))
@@ -251,7 +247,7 @@ def summary_table(summary: Summary) -> pd.DataFrame:
 
 def _report(path: Path, summary: Summary, attempt: Attempt, emulated: Emulation) -> None:
     """The pictures, with what they say."""
-    gpipe, terapipe = attempt.predict(attempt.before.contention)
+    gpipe, terapipe = attempt.predict(attempt.predictor.before.contention)
     measured = {name: run.timeline for name, run in zip(("GPipe", "TeraPipe"), attempt.race.runs, strict=True)}
     eight = {name: run.timeline for name, run in zip(("GPipe", "TeraPipe"), emulated.race.runs, strict=True)}
     sections = [

@@ -110,12 +110,16 @@ def profile(
             return _settle(ranks, spec, probe if n_ranks > 1 else probe | {"together": []})
 
 
-def plan_points(seq_tokens: int, slice_tokens: Sequence[int] | None = None, n_sequences: int = 1) -> list[Point]:
+def plan_points(
+    seq_tokens: int, slice_tokens: Sequence[int] | None = None, n_sequences: int = 1, shortest_tokens: int | None = None
+) -> list[Point]:
     """The grid: each length alone, and behind contexts of a half and all of the tokens left.
 
-    Six lengths from 1/16 of the sequence to all of it, unless others are given.
+    Six lengths from 1/16 of the sequence to all of it, unless others are given, and the shortest to know.
     """
-    lengths = sorted(set(_lengths(seq_tokens, COARSE) if slice_tokens is None else slice_tokens))
+    lengths = sorted(
+        {*(_lengths(seq_tokens, COARSE) if slice_tokens is None else slice_tokens), *filter(None, [shortest_tokens])}
+    )
     if not lengths or lengths[0] < 1 or lengths[-1] > seq_tokens:
         raise CostError(f"slice_tokens={list(slice_tokens or [])}: needs lengths from 1 to seq_tokens={seq_tokens}.")
     points = {(length, round((seq_tokens - length) * share)) for length in lengths for share in (0, 1 / 2, 1)}
@@ -186,10 +190,13 @@ def _lengths(seq_tokens: int, shares: Sequence[float]) -> list[int]:
 
 
 def _spread(points: Sequence[Point], n_points: int = 6) -> list[Point]:
-    """A few points over the whole range of the grid, for contention."""
-    if len(points) <= n_points:
-        return list(points)
-    return [points[index] for index in np.unique(np.linspace(0, len(points) - 1, n_points).round().astype(int))]
+    """A few points for contention: lengths over the whole grid, behind no context, half and all of it in turn.
+
+    Ranks share caches and memory bandwidth, which a slice needs the more, the longer its context.
+    """
+    by_length = [[point for point in points if point[0] == length] for length in sorted({point[0] for point in points})]
+    chosen = np.unique(np.linspace(0, len(by_length) - 1, n_points).round().astype(int))
+    return [by_length[index][turn % len(by_length[index])] for turn, index in enumerate(chosen)]
 
 
 def _count_stages(n_ranks: int, n_stages: int | None) -> int:

@@ -51,7 +51,9 @@ class TestRace:
     def test_the_table_has_a_row_a_spec_and_the_second_copy_of_the_first(self, race):
         table = race.result.table
         assert list(table.index) == [0, 1, AGAIN]
-        assert list(table.columns) == ["step_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict"]
+        assert list(table.columns) == [
+            *("step_ms", "predicted_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict")
+        ]
         assert (table["n_rounds"] == N_ROUNDS).all()
         assert (table["speedup_low"] <= table["speedup"]).all()
         assert (table["speedup"] <= table["speedup_high"]).all()
@@ -63,6 +65,12 @@ class TestRace:
         assert table.loc[AGAIN, "speedup"] == pytest.approx(1, abs=0.05)
         assert race.result.aa_half_width < 0.1
         assert (table.loc[0, "speedup"], table.loc[0, "verdict"]) == (1, "the same")
+
+    def test_emulated_steps_stand_beside_what_the_simulator_says_of_them(self, race):
+        predicted = race.result.table["predicted_ms"]
+        assert predicted.tolist() == [2 * 8 * 4 * 2, 2 * 8 * 4 * 2 * 3 / 4, 2 * 8 * 4 * 2]
+        assert [timeline.source for timeline in race.result.predicted] == ["simulated"] * 2
+        assert race.result.profile is None
 
     def test_rounds_are_the_steps_of_the_runs_side_by_side(self, race):
         rounds = race.result.rounds
@@ -80,6 +88,39 @@ class TestRace:
         directories = [run.directory for run in [*race.result.runs, race.result.again]]
         assert len({directory.parent for directory in directories}) == 1
         assert [tp.load_run(directory).timeline.source for directory in directories] == ["emulated"] * 3
+
+
+class TestPrediction:
+    """Of ranks that compute: slices are measured in the same launch, alone, before the race and between its rounds."""
+
+    def test_each_spec_is_predicted_from_slices_measured_around_its_steps(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        specs = [spec(slicing="[(1, [64])]"), spec(slicing=["[(1, [3, 61])]", "[(1, [32, 32])]"])]
+        result = tp.race(specs, n_rounds=5, predict=True)
+        table = result.table
+        assert (table["predicted_ms"] > 0).all()
+        assert table.loc[0, "predicted_ms"] == table.loc[AGAIN, "predicted_ms"]
+        repeats = result.profile.frame.groupby("together")["repeat"].nunique()
+        assert (repeats[False], repeats[True]) == (5 + 1, 5)  # one more alone after four rounds
+        assert 3 in set(result.profile.frame["slice_tokens"])  # the shortest slice is measured, not guessed
+        assert result.predicted[1].steps.index.tolist() == [0, 1]  # a step for each slicing in turn
+        costs, contention = [result.profile.fit(stage) for stage in range(2)], result.profile.contention
+        again = tp.simulate(specs[0].schedules[0], costs, contention=contention)
+        assert result.predicted[0].makespan_ms == pytest.approx(again.makespan_ms)
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"dtype": "float64"}, "spec 1 has another dtype than spec 0"),
+            ({"layers_per_stage": [1, 3]}, "another layer_ranges"),
+            ({"slicing": "[(2, [8])]"}, r"\(seq_tokens, n_sequences\) \[\(8, 1\), \(8, 2\)\]"),
+            ({"slicing": "[(1, [4])]"}, "one profile predicts one size"),
+        ],
+    )
+    def test_what_one_profile_cannot_predict_is_refused_before_any_process_starts(self, changes, said, monkeypatch):
+        monkeypatch.setattr(Ranks, "__enter__", lambda ranks: pytest.fail("a process started"))
+        with pytest.raises(SpecError, match=f"predict=True.*{said}"):
+            tp.race([spec(slicing=WHOLE), spec(**{"slicing": WHOLE} | changes)], predict=True)
 
 
 class TestPairedSpeedup:

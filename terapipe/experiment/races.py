@@ -4,8 +4,8 @@ Two configurations run in one launch, a step of each in shuffled rounds, togethe
 of the first. Each round gives one paired ratio; the copy's ratio, whose truth is 1, shows the noise.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,8 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from terapipe.cost import Profile
 from terapipe.errors import SpecError, check_integer
+from terapipe.experiment.predictions import Predictor, check_predictable, shortest_tokens, simulate_steps
 from terapipe.spec import RunSpec
+from terapipe.timeline import Timeline
 
 if TYPE_CHECKING:
     # The engine is imported where it starts processes: sweeps of simulations work without torch.
@@ -47,10 +50,16 @@ class RaceResult:
         One for each spec.
     again : Run
         The second copy of the first spec: the A/A pair.
+    predicted : list of Timeline, or None
+        The simulated step of each spec; None where slices were not measured (`predict=False`).
+    profile : Profile, or None
+        The slices measured before the race and between its rounds.
     """
 
     runs: "list[Run]"
     again: "Run"
+    predicted: list[Timeline] | None = None
+    profile: Profile | None = None
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -61,14 +70,16 @@ class RaceResult:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row a spec: median step time, and speed-up over spec 0 with its 95 % interval."""
+        """One row a spec: median step time, predicted one, and speed-up over spec 0 with its 95 % interval."""
         base = self.rounds[0].to_numpy(dtype=np.float64)
+        predicted: dict[Hashable, float] = dict(enumerate(each.makespan_ms for each in self.predicted or []))
+        predicted[AGAIN] = predicted.get(0, np.nan)
         rows = []
         for name, times in self.rounds.items():
             speedup, low, high = paired_speedup(base, times.to_numpy(dtype=np.float64))
             verdict = "the same" if name == 0 else _verdict(low, high)
-            rows.append((name, float(times.median()), speedup, low, high, len(times), verdict))
-        columns = ["spec", "step_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict"]
+            rows.append((name, float(times.median()), predicted.get(name, np.nan), speedup, low, high, len(times), verdict))
+        columns = ["spec", "step_ms", "predicted_ms", "speedup", "speedup_low", "speedup_high", "n_rounds", "verdict"]
         return pd.DataFrame(rows, columns=columns).set_index("spec")
 
     @property
@@ -119,7 +130,7 @@ def _verdict(low: float, high: float) -> str:
     return "faster" if low > 1 else "slower"
 
 
-def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0) -> RaceResult:
+def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0, predict: bool = False) -> RaceResult:
     """Compare specs, the first being the base, in alternating shuffled rounds of one launch.
 
     Parameters
@@ -130,13 +141,33 @@ def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0) -> RaceRes
         Measured rounds, after each spec's warm-up steps.
     seed : int
         Of the order within rounds.
+    predict : bool
+        Also measure slices, before the race and between its rounds, and simulate every spec with
+        them: the table's predicted_ms. Takes a model, and microbatches, that all specs share.
+        Emulated specs are always predicted: their costs are known.
+
+    Raises
+    ------
+    SpecError
+        For specs that cannot be paired, or not be predicted.
     """
     from terapipe.engine.launch import Ranks, launch_directory, prepare_all
 
     prepared = prepare_race(specs, n_rounds)
+    emulated = prepared[0].device == "emulated"
+    if predict and not emulated:
+        check_predictable(prepared)
     directories = prepare_all(prepared)
-    with Ranks(prepared[0].n_ranks, launch_directory(directories)) as ranks:
-        return run_race(ranks, prepared, directories, seed)
+    home = launch_directory(directories)
+    with Ranks(prepared[0].n_ranks, home) as ranks:
+        if emulated or not predict:
+            result = run_race(ranks, prepared, directories, seed)
+            predicted = [simulate_steps(spec, spec.stage_costs) for spec in specs] if emulated else None
+            return replace(result, predicted=predicted)
+        predictor = Predictor(ranks, prepared[0], home, shortest_tokens=shortest_tokens(specs))
+        result = run_race(ranks, prepared, directories, seed, predictor.probe)
+    predicted = [predictor.timeline(spec) for spec in specs]
+    return replace(result, predicted=predicted, profile=predictor.profile)
 
 
 def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:

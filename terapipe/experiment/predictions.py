@@ -1,0 +1,106 @@
+"""What the steps of a race should take: slices measured on the ranks that race, then simulated.
+
+Contention is measured before the race, with all ranks at once. Slices are measured alone, before it
+and between its rounds: a machine whose speed wanders then slows costs and race alike. Nothing is
+fitted to the steps that it predicts.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from terapipe.cost import CostModel, LinearContextCost, Profile
+from terapipe.errors import SpecError
+from terapipe.simulator import simulate
+from terapipe.spec import RunSpec
+from terapipe.timeline import Timeline
+
+if TYPE_CHECKING:
+    from terapipe.engine.launch import Ranks
+
+N_REPEATS = 5  # before a race
+_SHARED = ("model", "dtype", "stage", "layer_ranges")
+
+
+class Predictor:
+    """The measured slices of one model on ranks that are running, and the steps that they predict.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        Those of the race.
+    spec : RunSpec
+        Of any of its runs: names model and stages.
+    scratch : Path
+        Folder for the rows.
+    n_repeats : int
+        Of each point before the race.
+    shortest_tokens : int, optional
+        Shortest slice to predict, if it is below 1/16 of the sequence.
+
+    Attributes
+    ----------
+    before : Profile
+        Measured before the race; its contention is the one used.
+    probe : dict
+        For `run_race`: what to measure between rounds.
+    """
+
+    def __init__(
+        self, ranks: "Ranks", spec: RunSpec, scratch: Path, n_repeats: int = N_REPEATS, shortest_tokens: int | None = None
+    ) -> None:
+        from terapipe.profiling import measure, plan_points, plan_probe
+
+        first = spec.slicings[0]
+        points = plan_points(first.seq_tokens, n_sequences=first.microbatches[0].n_sequences, shortest_tokens=shortest_tokens)
+        self.spec = spec
+        self.before = measure(ranks, spec, points, n_repeats, scratch)
+        self.probe = plan_probe(spec, points, scratch) | {"together": []}
+
+    @cached_property
+    def profile(self) -> Profile:
+        """All that was measured, once the race is over."""
+        from terapipe.profiling import read_probe
+
+        return self.before.joined(read_probe(self.probe, self.spec))
+
+    @cached_property
+    def costs(self) -> list[LinearContextCost]:
+        """Eq. (9) fitted to each stage."""
+        return [self.profile.fit(stage) for stage in range(self.spec.n_stages)]
+
+    def timeline(self, spec: RunSpec, contention: float | None = None) -> Timeline:
+        """The simulated steps of a spec; by default with the contention measured before the race."""
+        return simulate_steps(spec, self.costs, self.before.contention if contention is None else contention)
+
+
+def simulate_steps(spec: RunSpec, costs: Sequence[CostModel], contention: float = 1.0) -> Timeline:
+    """A step for each slicing that a spec's steps cycle through; one cost a stage."""
+    steps = [simulate(schedule, costs, contention=contention).frame for schedule in spec.schedules]
+    return Timeline(pd.concat([frame.assign(step=step) for step, frame in enumerate(steps)], ignore_index=True))
+
+
+def shortest_tokens(specs: Sequence[RunSpec]) -> int:
+    """The shortest slice of any spec."""
+    return int(min(slicing.units[:, 2].min() for spec in specs for slicing in spec.slicings))
+
+
+def check_predictable(specs: Sequence[RunSpec]) -> None:
+    """Refuse specs whose steps one profile cannot predict."""
+    for index, spec in enumerate(specs):
+        for name in _SHARED:
+            if getattr(spec, name) != getattr(specs[0], name):
+                raise SpecError(
+                    f"predict=True: spec {index} has another {name} than spec 0; one profile predicts all. Race alike."
+                )
+    sizes = {
+        (slicing.seq_tokens, each.n_sequences) for spec in specs for slicing in spec.slicings for each in slicing.microbatches
+    }
+    if len(sizes) > 1:
+        raise SpecError(
+            f"predict=True: microbatches of (seq_tokens, n_sequences) {sorted(sizes)}; one profile predicts one size. "
+            "Race specs of one size, or leave predict out."
+        )
