@@ -89,7 +89,7 @@ def simulate(
 
     built = tp.build_schedule(schedule, n_ranks, slicing)
     timeline = tp.simulate(built, tp.Profile.load(profile).fit(), contention=contention)
-    print(f"step {timeline.makespan_ms:.3f} ms, bubble fraction {timeline.bubble_fraction:.3f} (simulated)")
+    print(f"step {timeline.makespan_ms:.3f} ms, bubble fraction {timeline.bubble_fraction:.3f} ({timeline.source})")
     print(timeline.budget().round(3).to_string())
     if figure is not None:
         print(f"wrote {tp.plots.save(tp.plots.timeline(timeline), figure)}")

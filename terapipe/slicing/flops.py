@@ -5,8 +5,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from terapipe.config import ModelConfig
-from terapipe.errors import SlicingError, check_integer, unknown_name
-from terapipe.slicing.value import MicrobatchSlices, Slicing
+from terapipe.errors import SlicingError, unknown_name
+from terapipe.slicing.value import MicrobatchSlices, Slicing, check_cut
 
 FlopsCount = Literal["causal", "seq1f1b"]
 
@@ -40,11 +40,7 @@ def equal_flops_slicing(
     SlicingError
         For sizes below 1, more slices than tokens, an unknown count.
     """
-    sizes = {"seq_tokens": seq_tokens, "n_slices": n_slices, "n_microbatches": n_microbatches, "n_sequences": n_sequences}
-    for name, value in sizes.items():
-        check_integer(name, value, 1, SlicingError)
-    if n_slices > seq_tokens:
-        raise SlicingError(f"{n_slices} slices of {seq_tokens} tokens: a slice needs a token. Use at most {seq_tokens} slices.")
+    check_cut(seq_tokens, n_slices, n_microbatches, n_sequences)
     per_token, per_pair = _flops_rates(model, flops_count)
     # The first x tokens cost a·x + b·x²/2; the ends are where that is 1/k, 2/k, … of the whole.
     shares = np.arange(1, n_slices) / n_slices * (per_token * seq_tokens + per_pair * seq_tokens**2 / 2)

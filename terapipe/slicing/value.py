@@ -147,11 +147,16 @@ def uniform_slicing(seq_tokens: int, n_slices: int, n_microbatches: int = 1, n_s
     SlicingError
         For sizes below 1, or more slices than tokens.
     """
+    check_cut(seq_tokens, n_slices, n_microbatches, n_sequences)
+    whole, rest = divmod(seq_tokens, n_slices)
+    lengths = tuple(whole + (index < rest) for index in range(n_slices))
+    return Slicing((MicrobatchSlices(n_sequences, lengths),) * n_microbatches)
+
+
+def check_cut(seq_tokens: int, n_slices: int, n_microbatches: int, n_sequences: int) -> None:
+    """Refuse sizes below 1, and more slices than tokens."""
     sizes = {"seq_tokens": seq_tokens, "n_slices": n_slices, "n_microbatches": n_microbatches, "n_sequences": n_sequences}
     for name, value in sizes.items():
         check_integer(name, value, 1, SlicingError)
     if n_slices > seq_tokens:
         raise SlicingError(f"{n_slices} slices of {seq_tokens} tokens: a slice needs a token. Use at most {seq_tokens} slices.")
-    whole, rest = divmod(seq_tokens, n_slices)
-    lengths = tuple(whole + (index < rest) for index in range(n_slices))
-    return Slicing((MicrobatchSlices(n_sequences, lengths),) * n_microbatches)
