@@ -5,7 +5,9 @@ running rank is a `RunError`. Every message quotes the value, says what is allow
 """
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Real
 from operator import index
 
 
@@ -75,6 +77,13 @@ def check_integer(name: str, value: object, least: int, error: type[TerapipeErro
     if isinstance(value, bool) or number < least:
         raise error(f"{name}={value!r}: needs an integer of at least {least}.")
     return number
+
+
+def as_number(value: object) -> float:
+    """The real number, numpy's included, as Python's own; NaN, which no range holds, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    return value if isinstance(value, int) else float(value)
 
 
 def check_keys(what: str, given: Iterable[str], allowed: Iterable[str], error: type[TerapipeError]) -> None:

@@ -21,7 +21,7 @@ from terapipe.engine.launch import Ranks
 from terapipe.engine.probe import Point
 from terapipe.engine.results import new_directory, prepare
 from terapipe.engine.worker import N_THREADS
-from terapipe.errors import CostError, check_integer
+from terapipe.errors import CostError, as_number, check_integer
 from terapipe.slicing import uniform_slicing
 from terapipe.spec import RunSpec
 
@@ -215,10 +215,10 @@ def _check_limits(n_repeats: int, max_repeats: int | None, tolerance: float) -> 
     most = 3 * least if max_repeats is None else check_integer("max_repeats", max_repeats, 1, CostError)
     if most < least:
         raise CostError(f"max_repeats={max_repeats} is below n_repeats={n_repeats}. Make it at least that.")
-    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if not is_number or not 0 <= tolerance < math.inf:
+    share = as_number(tolerance)
+    if not 0 <= share < math.inf:
         raise CostError(f"tolerance={tolerance!r}: needs a number ≥ 0, e.g. 0.03 for 3 %.")
-    return {"n_repeats": least, "max_repeats": most, "tolerance": tolerance}
+    return {"n_repeats": least, "max_repeats": most, "tolerance": share}
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from terapipe.cost import CostModel, Link, as_times
 from terapipe.errors import CostError, ScheduleError
 from terapipe.schedule import Graph, Schedule, Starts, Transfers, earliest_starts
 from terapipe.schedule.graph import KINDS
-from terapipe.slicing.optimal import any_extrapolated
 from terapipe.timeline import COLUMNS, SIMULATED, SIMULATED_EXTRAPOLATED, Timeline
 
 Links = Link | Mapping[tuple[int, int], Link]
@@ -91,7 +90,8 @@ def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt
 
 def _source(graph: Graph, cost: CostModel | Sequence[CostModel]) -> str:
     costs = [cost] if isinstance(cost, CostModel) else cost
-    return SIMULATED_EXTRAPOLATED if any_extrapolated(costs, graph.slicing) else SIMULATED
+    beyond = any(bool(np.any(each.is_extrapolated(*graph.slicing.units[:, 2:].T))) for each in costs)
+    return SIMULATED_EXTRAPOLATED if beyond else SIMULATED
 
 
 def _message_bytes(graph: Graph, bytes_per_token: float) -> npt.NDArray[np.float64]:

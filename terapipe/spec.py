@@ -13,6 +13,7 @@ import pandas as pd
 
 from terapipe.config import ModelConfig, split_layers
 from terapipe.cost import CostModel, TableCost
+from terapipe.cost.model import Numbers, Times
 from terapipe.errors import ScheduleError, SlicingError, SpecError, check_integer, check_keys, unknown_name
 from terapipe.schedule import Kind, Schedule, build_schedule
 from terapipe.slicing import Slicing
@@ -231,6 +232,11 @@ class RunSpec:
         assert self.cost is not None
         return [self.cost] * self.n_stages if isinstance(self.cost, CostModel) else list(self.cost)
 
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether an emulated slice sleeps for a cost beyond what was measured."""
+        return self.cost is not None and bool(self._cost_table()["extrapolated"].any())
+
     def _cost_table(self) -> pd.DataFrame:
         """What each stage's cost model says of the slices of this run: all that an emulation needs."""
         units = np.unique(np.concatenate([slicing.units[:, 2:] for slicing in self.slicings]), axis=0)
@@ -238,7 +244,8 @@ class RunSpec:
         tables = []
         for stage, cost in enumerate(self.stage_costs):
             point = {"stage": stage, "slice_tokens": units[:, 0], "context_tokens": units[:, 1], "n_sequences": units[:, 2]}
-            tables.append(pd.DataFrame(point | {name: getattr(cost, name)(*units.T) for name in names}))
+            times = {name: getattr(cost, name)(*units.T) for name in names}
+            tables.append(pd.DataFrame(point | times | {"extrapolated": cost.is_extrapolated(*units.T)}))
         return pd.concat(tables, ignore_index=True)
 
     def to_json(self) -> str:
@@ -280,6 +287,21 @@ class RunSpec:
         return replace(self, **values)
 
 
+class _VisitedCost(TableCost):
+    """The points that a run visits, as `to_json` wrote them: they stay extrapolated if they were."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        super().__init__(frame)
+        beyond = frame[frame["extrapolated"]] if "extrapolated" in frame else frame[:0]
+        self._beyond = beyond[["slice_tokens", "context_tokens", "n_sequences"]].to_numpy()
+
+    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        found = np.asarray(super().is_extrapolated(slice_tokens, context_tokens, n_sequences))
+        for length, context, sequences in self._beyond:
+            found = found | ((slice_tokens == length) & (context_tokens == context) & (n_sequences == sequences))
+        return found[()]
+
+
 def _read_values(values: dict[str, Any]) -> dict[str, Any]:
     """What JSON cannot hold, made from what it holds."""
     read = values | {"model": ModelConfig.from_dict(values["model"])}
@@ -290,7 +312,7 @@ def _read_values(values: dict[str, Any]) -> dict[str, Any]:
         read["schedule"] = Schedule.from_orders(orders, values["slicing"][0], values["schedule"]["name"])
     if values.get("cost") is not None:
         tables = pd.DataFrame(values["cost"]).groupby("stage")
-        read["cost"] = [TableCost(table.drop(columns="stage")) for _, table in tables]
+        read["cost"] = [_VisitedCost(table.drop(columns="stage")) for _, table in tables]
     return read
 
 

@@ -23,6 +23,9 @@ COLUMNS = [
 BUDGET = ("compute", "communication", "dependency", "fill", "drain", "runtime")
 SIMULATED = "simulated"
 SIMULATED_EXTRAPOLATED = "simulated, extrapolated"  # with costs of slices beyond what was measured
+EMULATED = "emulated"
+EMULATED_EXTRAPOLATED = "emulated, extrapolated"
+MEASURED = "measured"
 _REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
 _KINDS = ("F", "B", "I", "W")
 
@@ -34,7 +37,7 @@ class Timeline:
     Attributes
     ----------
     frame : DataFrame
-        source ("simulated", "simulated, extrapolated", "emulated", "measured" or "given"), step,
+        source ("simulated" or "emulated", either with ", extrapolated", "measured" or "given"), step,
         rank, stage, kind, microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms,
         end_ms, ready_ms (when the last input was there; measured: no later than), blocked_by (text
         of the action that it waited for last), n_bytes (message sent on).

@@ -1,6 +1,8 @@
 """Cost models answer for numbers and arrays alike, and refuse what they do not know."""
 
 import json
+import math
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -95,6 +97,50 @@ class TestCallableCost:
         with pytest.raises(CostError, match=rf"{name}=3\.0"):
             tp.CallableCost(**functions)
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda l, c, b: max(l, 3),
+            lambda l, c, b: l if l > 3 else 3,
+            lambda l, c, b: math.sqrt(l),
+        ],
+    )
+    def test_a_function_for_plain_numbers_is_told_that_it_gets_arrays_and_what_to_use(self, function):
+        cost = tp.CallableCost(lambda l, c, b: l, function, function)
+        assert cost.backward_ms(4, 0) > 0
+        for name in ("backward_ms", "weight_ms"):
+            with pytest.raises(
+                CostError, match=rf"{name} raised .*numpy arrays: .*np\.maximum.*np\.where.*np\.sqrt"
+            ) as refusal:
+                getattr(cost, name)(np.array([2, 4]), 0)
+            assert isinstance(refusal.value.__cause__, TypeError | ValueError)
+
+    def test_other_errors_of_a_function_stay_its_own(self):
+        def broken(l, c, b):
+            raise KeyError("my own") if np.ndim(l) else ValueError("of a number")
+
+        with pytest.raises(KeyError, match="my own"):
+            tp.CallableCost(broken, broken).forward_ms(np.array([2, 4]), 0)
+        with pytest.raises(ValueError, match=r"^of a number$"):
+            tp.CallableCost(broken, broken).forward_ms(2, 0)
+
+    def test_the_refusal_of_a_cost_inside_a_function_is_passed_on_as_it_is(self):
+        cost = tp.CallableCost(lambda l, c, b: 5 * LINEAR.forward_ms(l, c, b), lambda l, c, b: l)
+        with pytest.raises(CostError, match=r"^a slice of 8 tokens is outside"):
+            cost.forward_ms(np.array([8, 16]), 0)
+
+    @pytest.mark.parametrize("slices", [2, np.array([2, 3])])
+    def test_complex_times_are_refused_not_cut(self, slices):
+        cost = tp.CallableCost(lambda l, c, b: l * (1 + 2j), lambda l, c, b: l)
+        with pytest.raises(CostError, match=r"complex numbers, \[2\.\+4\.j\]"):
+            cost.forward_ms(slices, 0)
+
+    @pytest.mark.filterwarnings("error")
+    def test_a_forbidden_backward_forbids_both_halves(self):
+        cost = tp.CallableCost(lambda l, c, b: l, lambda l, c, b: np.where(l > 2, np.inf, l))
+        np.testing.assert_array_equal(cost.input_ms(np.array([2, 3]), 0), [1.0, np.inf])
+        assert cost.input_ms(3, 0) == cost.weight_ms(3, 0) == np.inf
+
     def test_a_result_of_another_shape_is_refused_naming_both_shapes(self):
         cost = tp.CallableCost(lambda l, c, b: np.ones(3), lambda l, c, b: None)
         with pytest.raises(CostError, match=r"\(3,\).*\(2,\)"):
@@ -108,7 +154,7 @@ class TestTableCost:
         rng = np.random.default_rng(0)
         frame = grid_frame(LINEAR, sequences=(1, 4))
         frame = frame.assign(
-            forward_ms=rng.random(len(frame)), backward_ms=rng.random(len(frame)), weight_ms=rng.random(len(frame))
+            forward_ms=rng.random(len(frame)), backward_ms=1 + rng.random(len(frame)), weight_ms=rng.random(len(frame))
         )
         cost = tp.TableCost(frame.sample(frac=1, random_state=0))
         where = [frame[name].to_numpy() for name in ("slice_tokens", "context_tokens", "n_sequences")]
@@ -199,11 +245,27 @@ class TestTableCost:
             (lambda frame: pd.concat([frame, frame.iloc[:1]]), "twice"),
             (lambda frame: frame.assign(forward_ms=frame["forward_ms"].where(frame.index != 2)), "NaN or negative"),
             (lambda frame: frame.assign(backward_ms=-frame["backward_ms"]), "NaN or negative"),
+            (lambda frame: frame.assign(n_sequences=0), "n_sequences below 1.*'n_sequences': 0"),
+            (lambda frame: frame.assign(slice_tokens=frame["slice_tokens"] - 16), "slice_tokens below 1.*'slice_tokens': 0"),
+            (lambda frame: frame.assign(context_tokens=-1 - frame["context_tokens"]), "context_tokens below 0"),
+            (lambda frame: frame.assign(weight_ms=2 * frame["backward_ms"]), "weight_ms longer than its backward_ms"),
+            (lambda frame: frame.assign(weight_ms=np.inf), "weight_ms longer than its backward_ms.*'weight_ms': inf"),
         ],
     )
     def test_a_bad_table_is_refused_with_the_fault(self, change, said):
         with pytest.raises(CostError, match=said):
             tp.TableCost(change(grid_frame(LINEAR)))
+
+    @pytest.mark.parametrize("given", ["costs.csv", {"slice_tokens": [1]}, None])
+    def test_what_is_no_frame_is_refused_with_the_way_from_a_file_and_from_columns(self, given):
+        with pytest.raises(
+            CostError, match=r"frame=.*needs a DataFrame\. TableCost\.read_csv\(path\) reads a file.*pd\.DataFrame"
+        ):
+            tp.TableCost(given)
+
+    def test_a_forbidden_backward_may_have_a_forbidden_weight_half(self):
+        cost = tp.TableCost(grid_frame(LINEAR).assign(backward_ms=np.inf))
+        assert cost.weight_ms(16, 0) == cost.input_ms(16, 0) == np.inf
 
     @pytest.mark.parametrize("where", [(0.5, 0), (100, 100, 3)])
     def test_the_refusal_names_the_way_to_extrapolate(self, where):
@@ -350,6 +412,21 @@ class TestLinearContextCost:
         assert both[1, 2] == LINEAR.backward_ms(100, 100, 2)
         assert LINEAR.forward_ms(16, np.array([0, 1])).shape == (2,)
 
+    def test_arrays_and_lists_become_tuples_of_plain_numbers(self):
+        values = [getattr(LINEAR, each.name) for each in fields(LINEAR)[:5]]
+        made = tp.LinearContextCost(*map(np.asarray, values), np.int64(1))
+        assert made == LINEAR == tp.LinearContextCost(*map(list, values))
+        assert hash(made) == hash(LINEAR)
+        assert json.loads(json.dumps(asdict(made))) == json.loads(json.dumps(asdict(LINEAR)))
+
+    def test_beyond_the_measured_sum_of_slice_and_context_it_is_extrapolated(self):
+        cost = replace(LINEAR, seq_tokens=128)
+        assert isinstance(cost.is_extrapolated(16, 112), np.bool_)
+        np.testing.assert_array_equal(cost.is_extrapolated(np.array([16, 64, 128]), [[112], [64], [0], [113]]),
+            [[False, True, True], [False, False, True], [False, False, False], [True, True, True]])  # fmt: skip
+        np.testing.assert_array_equal(cost.is_extrapolated(16, 0, np.array([1, 2])), [False, True])
+        assert not LINEAR.is_extrapolated(16, 10**6), "nothing is known of how far it was measured"
+
     @pytest.mark.parametrize("length", [15, 129, 1, 1e9])
     def test_a_length_beyond_the_measured_ones_is_refused_naming_them(self, length):
         with pytest.raises(CostError, match=rf"{length:g} tokens is outside the measured 16…128".replace("+", r"\+")):
@@ -368,6 +445,14 @@ class TestLinearContextCost:
             (((4, 8), (1.0,), (1.0, 1.0)), "forward_alone_ms has 1 values for 2 lengths"),
             (((4, 8), (1.0, 1.0), (1.0, -1.0)), r"-1\.0 ms at slice_tokens=8"),
             (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0,) * 4, (0.0,) * 4, 0), "n_sequences=0"),
+            (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0,) * 4, (0.0,) * 4, 1, 0), "seq_tokens=0"),
+            (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0,) * 3), r"forward_context=\(0\.0, 0\.0, 0\.0\).*four finite numbers"),
+            (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0,) * 4, (0.0, 0.0, np.inf, 0.0)), "backward_context=.*four finite numbers"),
+            (((4, 8), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0, 0.0, "1")), "forward_context=.*needs numbers"),
+            (((4, 8), (1.0, None), (1.0, 1.0)), r"forward_alone_ms=\(1\.0, None\): needs numbers"),
+            ((8, (1.0,), (1.0,)), "slice_tokens=8: needs a tuple, list or array"),
+            (((4.5, 8), (1.0, 1.0), (1.0, 1.0)), r"slice_tokens=4\.5"),
+            (((0, 8), (1.0, 1.0), (1.0, 1.0)), "slice_tokens=0"),
         ],
     )
     def test_coefficients_that_cannot_be_are_refused(self, arguments, said):
@@ -380,6 +465,11 @@ class TestLink:
         assert tp.Link(bandwidth_gb_s=2.0).transmission_ms(3e9) == pytest.approx(1500.0)
         assert tp.Link(latency_ms=5.0).transmission_ms(1e12) == 0.0
 
+    def test_numpys_numbers_are_taken_as_pythons(self):
+        link = tp.Link(np.float32(0.5), np.int64(2))
+        assert link == tp.Link(0.5, 2)
+        assert json.loads(json.dumps(asdict(link))) == asdict(tp.Link(0.5, 2))
+
     @pytest.mark.parametrize(
         "wrong",
         [
@@ -389,6 +479,9 @@ class TestLink:
             {"bandwidth_gb_s": 0.0},
             {"bandwidth_gb_s": -1.0},
             {"bandwidth_gb_s": float("nan")},
+            {"latency_ms": "1"},
+            {"latency_ms": True},
+            {"bandwidth_gb_s": None},
         ],
     )
     def test_a_link_that_cannot_be_is_refused_with_the_value(self, wrong):
@@ -410,6 +503,25 @@ class TestProfile:
         assert fit.n_sequences == 4
         np.testing.assert_allclose(fit.forward_ms(32, 64, 4), LINEAR.forward_ms(32, 64, 4))
         np.testing.assert_allclose(fit.forward_ms(32, 64, 1), LINEAR.forward_ms(32, 64, 1))
+
+    def test_fit_knows_how_far_it_was_measured(self):
+        fit = tp.Profile(profile_frame(LINEAR, sequences=(4,))).fit()
+        assert fit.seq_tokens == 128 + 256
+        contexts = np.array([0, 256, 257])
+        np.testing.assert_array_equal(fit.is_extrapolated(128, contexts, 4), [False, False, True])
+        assert fit.is_extrapolated(128, contexts, 1).all()
+
+    def test_a_simulation_beyond_the_profile_says_so_and_a_plan_within_it_does_not(self):
+        points = [(l, round((128 - l) * share)) for l in (16, 32, 64, 128) for share in (0, 0.5, 1)]
+        frame = pd.DataFrame(sorted(set(points)), columns=["slice_tokens", "context_tokens"])
+        where = frame["slice_tokens"].to_numpy(), frame["context_tokens"].to_numpy()
+        frame = frame.assign(forward_ms=LINEAR.forward_ms(*where), backward_ms=LINEAR.backward_ms(*where))
+        fit = tp.Profile(frame.assign(n_sequences=1, stage=0, together=False, repeat=0)).fit()
+        plan = tp.optimal_slicing(fit, 128, 2, granularity_tokens=16, min_slice_tokens=16)
+        assert not plan.extrapolated
+        beyond = ("[(1, [128, 128])]", "[(2, [64, 64])]")
+        for slicing, source in [(plan.slicing, "simulated"), *((each, "simulated, extrapolated") for each in beyond)]:
+            assert tp.simulate(tp.build_schedule("terapipe", 2, slicing), fit).source == source
 
     def test_held_out_error_of_a_noiseless_profile_is_0(self):
         errors = tp.Profile(profile_frame(LINEAR)).held_out_error()

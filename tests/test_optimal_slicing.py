@@ -4,6 +4,7 @@ import math
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,7 +207,7 @@ def test_a_cost_as_noisy_as_a_measured_one_takes_hundreds_of_dps_at_most():
         ({"granularity_tokens": 0}, "granularity_tokens=0"),
         ({"granularity_tokens": 3}, "granularity_tokens=3 does not divide seq_tokens=16"),
         ({"min_slice_tokens": 0}, "min_slice_tokens=0"),
-        ({"min_slice_tokens": 17}, "min_slice_tokens=17 is more than seq_tokens=16"),
+        ({"min_slice_tokens": 17}, "min_slice_tokens=17 is more than seq_tokens=16. Use at most that"),
         ({"granularity_tokens": 5}, "use a divisor of it, e.g. 4"),
         ({"max_slices": 0}, "max_slices=0: needs an integer of at least 1"),
         ({"max_slices": 1.5}, "max_slices=1.5"),
@@ -232,11 +233,16 @@ def test_latency_refuses_an_unknown_objective_and_no_stages():
 
 def test_where_every_slicing_is_forbidden_that_is_said():
     nothing = tp.CallableCost(lambda l, c, b: np.inf, lambda l, c, b: 1.0)
-    with pytest.raises(SlicingError, match="every slice is forbidden"):
+    with pytest.raises(
+        SlicingError, match=r"every slice of seq_tokens=4 is forbidden.*min_slice_tokens=1.*Allow other lengths"
+    ):
         tp.optimal_slicing(nothing, 4, 2)
     gap = tp.CallableCost(lambda l, c, b: np.where(c == 0, np.where(l == 4, np.inf, 1.0), np.inf), lambda l, c, b: 1.0)
-    with pytest.raises(SlicingError, match="no slicing covers the sequence"):
+    with pytest.raises(SlicingError, match=r"no slicing covers the sequence: .*look where the cost is infinite"):
         tp.optimal_slicing(gap, 4, 2)
+    short = tp.CallableCost(lambda l, c, b: np.where(l > 2, np.inf, 1.0), lambda l, c, b: 1.0)
+    with pytest.raises(SlicingError, match=r"in at most max_slices=3 slices.*Allow more slices"):
+        tp.optimal_slicing(short, 8, 2, max_slices=3)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -287,3 +293,19 @@ def test_t_max_curve_has_its_least_at_the_optimum_and_its_terms_move_against_eac
     assert np.allclose(curve["latency_ms"], curve["sum_ms"] + curve["waiting_ms"])
     with pytest.raises(SlicingError, match="n_points=1"):
         tp.t_max_curve(LINEAR, 64, 8, n_points=1)
+    alike = tp.t_max_curve([LINEAR] * 8, 64, 8, granularity_tokens=2)
+    assert alike["latency_ms"].tolist() == curve["latency_ms"].tolist()
+    with pytest.raises(SlicingError, match="2 different costs"):
+        tp.t_max_curve([LINEAR, tp.CallableCost(lambda l, c, b: 1.0, lambda l, c, b: 1.0)], 64, 2)
+
+
+def test_a_plan_that_chose_among_extrapolated_costs_says_so_even_if_its_own_slices_were_measured():
+    frame = pd.DataFrame([(l, c) for l in (32, 64, 128) for c in (0, 32, 64)], columns=["slice_tokens", "context_tokens"])
+    frame = frame.assign(forward_ms=100.0 + frame["slice_tokens"], backward_ms=1.0)
+    bold = tp.TableCost(frame, extrapolate=True)
+    rests_on_rivals = tp.optimal_slicing(bold, 128, 2)
+    assert str(rests_on_rivals.slicing) == "[(1, [128])]"
+    assert rests_on_rivals.extrapolated
+    assert tp.t_max_curve(bold, 128, 2, granularity_tokens=8)["extrapolated"].all()
+    within = tp.optimal_slicing(bold, 64, 2, granularity_tokens=32)  # the table has every slice of 64 tokens
+    assert not within.extrapolated

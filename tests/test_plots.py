@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -280,6 +281,26 @@ def test_a_plan_states_objective_latency_and_bound():
     assert f"latency {plan.latency_ms:.4g} ms" in text
     assert f"lower bound {plan.lower_bound_ms:.4g} ms" in text
     assert "two-phase" in text
+
+
+def test_a_search_states_step_bound_and_schedule_and_whether_it_is_extrapolated():
+    found = tp.search_slicing(COST, 32, 4, 2)
+    fig = tp.plots.slicing({"found": found, "even": tp.uniform_slicing(32, 4)})
+    assert list(found.slicing.microbatches[0].slice_tokens) == fig.data[0].x[fig.data[0].y == 0].tolist()
+    (text,) = notes(fig, "header")
+    for fact in ("<b>found</b>", f"step {found.makespan_ms:.4g} ms", 'schedule "seq1f1b"', "4 ranks"):
+        assert fact in text
+    assert f"lower bound {found.lower_bound_ms:.4g} ms" in text
+    assert not notes(fig, "badge")
+    assert notes(tp.plots.slicing(replace(found, extrapolated=True)), "badge") == ["extrapolated cost"]
+
+
+@pytest.mark.parametrize(
+    ("holds_for", "said"), [("", "no lower bound known"), ("costs where cutting saves no time", "ms (not for any cost)")]
+)
+def test_a_searchs_bound_that_does_not_hold_for_any_cost_is_marked(holds_for, said):
+    found = replace(tp.search_slicing(COST, 32, 4), bound_holds_for=holds_for)
+    assert said in notes(tp.plots.slicing(found), "header")[0]
 
 
 def test_named_slicings_of_any_form_stand_below_each_other():

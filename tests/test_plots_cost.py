@@ -1,5 +1,7 @@
 """Figures of costs, of the slicing DP's trade and of a fit's errors; and the mark of extrapolated costs in every figure."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -190,6 +192,28 @@ def test_nothing_is_dashed_within_the_table():
     assert notes(inside, "badge") == ["formula", "formula"]
 
 
+def test_a_fit_is_dashed_beyond_what_was_measured_and_a_profile_nowhere():
+    assert not lines(tp.plots.cost_surface(profile()), dashed=True)
+    fig = tp.plots.cost_surface(profile().fit(), 128, context_tokens=[0, 64])
+    assert notes(fig, "badge") == ["fitted, eq. (9)", "extrapolated"]
+    assert list(lines(fig, dashed=True)) == [64]
+    known = lines(fig)[64]
+    assert known.x[np.isfinite(known.y)].max() <= 32 < known.x.max()
+    others = tp.plots.cost_surface(profile().fit(), n_sequences=2)
+    assert not any(np.isfinite(line.y).any() for line in lines(others).values()), "measured with one sequence"
+
+
+def test_a_table_is_drawn_at_every_number_of_sequences_it_answers():
+    fig = tp.plots.cost_surface(beyond(), n_sequences=2)
+    assert not markers(fig)
+    first = lines(fig, dashed=True)[0]
+    np.testing.assert_allclose(first.y, beyond().step_ms(first.x, 0, 2))
+    assert first.x.max() == 96
+    assert "extrapolated" in notes(fig, "badge")
+    both = tp.TableCost(pd.concat([points().assign(n_sequences=n) for n in (1, 4)]))
+    assert not lines(tp.plots.cost_surface(both, n_sequences=2), dashed=True), "between two numbers it is linear"
+
+
 def test_several_costs_have_a_panel_each_on_the_same_axes_and_one_legend():
     fig = tp.plots.cost_surface({"measured": profile(), "table": beyond(), "typed": COST})
     assert notes(fig, "header") == ["<b>measured</b>", "<b>table</b>", "<b>typed</b>"]
@@ -204,8 +228,9 @@ def test_several_costs_have_a_panel_each_on_the_same_axes_and_one_legend():
     ("cost", "origin", "seq_tokens"),
     [
         (tp.RooflineCost(tp.ModelConfig(2, 64, 2, max_seq_tokens=256), "V100 16GB"), "formula, a lower bound", 256),
-        (profile().fit(), "fitted, eq. (9)", 64),
-        (tp.TransferCost(profile().fit(), tp.Link(1.0), 2), "fitted, eq. (9), with messages", 64),
+        (profile().fit(), "fitted, eq. (9)", 96),
+        (tp.TransferCost(profile().fit(), tp.Link(1.0), 2), "fitted, eq. (9), with messages", 96),
+        (replace(profile().fit(), seq_tokens=None), "fitted, eq. (9)", 64),
         (tp.TransferCost(beyond(), tp.Link(1.0), 2), "table, linear between points, with messages", 96),
     ],
 )
@@ -240,6 +265,7 @@ def test_free_slices_are_drawn_on_a_linear_axis():
         (COST, {"seq_tokens": 8, "context_tokens": []}, r"context_tokens=\[\]"),
         (COST, {"seq_tokens": 8, "n_sequences": 0}, "n_sequences=0"),
         (profile(), {"n_sequences": 2}, r"n_sequences=2 .* \[1\]"),
+        (tp.TableCost(points()), {"n_sequences": 2}, r"n_sequences=2 .* \[1\]"),
         (tp.TableCost(points()), {"seq_tokens": 7}, "nothing to draw"),
     ],
 )

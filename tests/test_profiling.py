@@ -20,6 +20,7 @@ from strategies import PROPERTY
 from tiny import MODEL
 
 import terapipe as tp
+from terapipe.engine.claim import claim
 from terapipe.engine.clock import Clock, EventClock, check_device
 from terapipe.engine.mesh import Mesh
 from terapipe.engine.probe import Prober, time_slice
@@ -125,7 +126,7 @@ class TestProfile:
 
 class TestSettling:
     def test_it_stops_at_the_least_number_of_repeats_once_the_medians_are_settled(self):
-        found = tp.profile(MODEL, 16, n_ranks=1, slice_tokens=[8], n_repeats=3, max_repeats=40, tolerance=1e6)
+        found = tp.profile(MODEL, 16, n_ranks=1, slice_tokens=[8], n_repeats=3, max_repeats=40, tolerance=np.float32(1e6))
         assert found.frame["repeat"].nunique() == found.about["n_repeats"] == 3
         assert found.about["settled"]
         assert found.about["median_error"] <= found.about["tolerance"] == 1e6
@@ -219,6 +220,16 @@ class TestResuming:
             tp.profile(**self.ARGUMENTS | values, directory=tmp_path)
         assert said in str(refusal.value)
         assert str(tmp_path) in str(refusal.value)
+
+    def test_a_claim_that_was_stopped_before_its_renaming_is_made_again(self, tmp_path):
+        (tmp_path / "measured.json.new").write_text('{"n_ra', "utf-8")
+        claim(tmp_path, {"n_ranks": 2})
+        assert [each.name for each in tmp_path.iterdir()] == ["measured.json"]
+        claim(tmp_path, {"n_ranks": 2})
+        (tmp_path / "measured.json").rename(tmp_path / "measured.json.new")
+        (tmp_path / "thesis.tex").write_text("", "utf-8")
+        with pytest.raises(CostError, match="something else"):
+            claim(tmp_path, {"n_ranks": 2})
 
     def test_a_directory_with_other_things_is_refused(self, tmp_path, no_processes):
         (tmp_path / "thesis.tex").write_text("", "utf-8")
@@ -363,6 +374,9 @@ class TestRefusals:
             ({"n_repeats": 0}, "n_repeats=0"),
             ({"n_repeats": 4, "max_repeats": 3}, "max_repeats=3 is below n_repeats=4"),
             ({"tolerance": -0.1}, "tolerance=-0.1"),
+            ({"tolerance": np.float64("nan")}, "tolerance=np.float64(nan)"),
+            ({"tolerance": True}, "tolerance=True"),
+            ({"tolerance": "3 %"}, "tolerance='3 %'"),
             ({"n_stages": 3}, "n_stages=3 is not a multiple of n_ranks=2"),
             ({"n_stages": 0}, "n_stages=0"),
             ({"n_ranks": 0, "n_stages": 2}, "n_ranks=0"),

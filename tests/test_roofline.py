@@ -156,6 +156,8 @@ class TestCost:
             ({"efficiency": 0}, "efficiency=0"),
             ({"efficiency": 1.01}, r"efficiency=1\.01"),
             ({"efficiency": "half"}, "efficiency='half'"),
+            ({"efficiency": True}, "efficiency=True"),
+            ({"efficiency": np.float64("nan")}, r"efficiency=np\.float64\(nan\)"),
             ({"device": "H10"}, r"unknown device 'H10'\. Did you mean 'H100'"),
             ({"dtype_bytes": 8}, r"dtype_bytes=8.*2, 4 bytes"),
             ({"model": "gpt3-1b"}, "model='gpt3-1b'"),
@@ -195,6 +197,16 @@ class TestDevice:
             assert here.source[figure].startswith("measured here: numpy, one thread")
         assert tp.RooflineCost(MODEL, "this machine").dtype_bytes == 4
 
+    def test_numpys_numbers_are_taken_as_pythons(self):
+        figures = {"memory_gb_s": 900, "launch_us": 2.5, "op_gb_s": 150.0, "op_latency_us": 0, "memory_gb": 16}
+        plain = device(peak_tflops={2: 125.0}, **figures)
+        assert plain == device(peak_tflops={2: np.float32(125)}, **{name: np.float32(each) for name, each in figures.items()})
+        assert tp.RooflineCost(MODEL, plain, efficiency=np.float32(0.5)) == tp.RooflineCost(MODEL, plain, efficiency=0.5)
+        for number in (np.int64(3), np.float32(3)):
+            cost = tp.TransferCost(tp.RooflineCost(MODEL, plain), tp.Link(0.0, 1.0), number)
+            assert type(cost.bytes_per_token) is float
+            assert cost.bytes_per_token == 3
+
     def test_a_machine_that_cannot_be_measured_says_why(self, monkeypatch):
         from terapipe.cost import device as module
 
@@ -210,6 +222,8 @@ class TestDevice:
             ({"memory_gb_s": 0}, "memory_gb_s=0"),
             ({"launch_us": -1}, "launch_us=-1"),
             ({"op_gb_s": float("nan")}, "op_gb_s=nan"),
+            ({"op_gb_s": True}, "op_gb_s=True"),
+            ({"memory_gb": "80"}, "memory_gb='80'"),
             ({"source": {"launch_us": "guessed"}}, "no source for.*peak_tflops"),
         ],
     )
@@ -282,6 +296,8 @@ class TestTransferCost:
             ({"link": 0.5}, r"link=0\.5"),
             ({"bytes_per_token": -1}, "bytes_per_token=-1"),
             ({"bytes_per_token": float("inf")}, "bytes_per_token=inf"),
+            ({"bytes_per_token": float("nan")}, "bytes_per_token=nan"),
+            ({"bytes_per_token": False}, "bytes_per_token=False"),
         ],
     )
     def test_what_cannot_be_is_refused_with_the_value(self, values, said):

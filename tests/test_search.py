@@ -4,6 +4,7 @@ import itertools
 import random
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from reference import compositions
 from strategies import PROPERTY
 
 import terapipe as tp
-from terapipe.errors import CostError, ScheduleError, SlicingError
+from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError
 from terapipe.search import bound
 from terapipe.search.replay import Replay
 
@@ -221,9 +222,9 @@ class TestMemoryCap:
         assert found.candidates["fits"][0]
 
     def least_refused(self, *step) -> int:
-        with pytest.raises(SlicingError, match="needs at least") as refusal:
+        with pytest.raises(SlicingError, match="the least found needs") as refusal:
             tp.search_slicing(*step, memory=self.MEMORY, memory_cap_bytes=1)
-        return int(str(refusal.value).split("at least ")[1].split()[0])
+        return int(str(refusal.value).split("found needs ")[1].split()[0])
 
     @pytest.mark.parametrize(("n_ranks", "n_microbatches"), [(2, 1), (2, 3), (4, 2), (4, 5)])
     def test_a_cap_below_any_slicing_is_refused_with_the_least_there_is(self, n_ranks, n_microbatches):
@@ -236,11 +237,74 @@ class TestMemoryCap:
             ({"memory_cap_bytes": 1e9}, "memory_cap_bytes=1000000000.0 without memory="),
             ({"memory": "lots", "memory_cap_bytes": 1e9}, "memory='lots': needs a MemoryModel"),
             ({"memory": MEMORY, "memory_cap_bytes": 0}, "memory_cap_bytes=0: needs a positive number"),
+            ({"memory": MEMORY, "memory_cap_bytes": "1e9"}, "memory_cap_bytes='1e9': needs a positive number"),
         ],
     )
     def test_a_cap_that_means_nothing_is_refused(self, values, said):
         with pytest.raises(CostError, match=said):
             tp.search_slicing(self.COST, 24, 4, **values)
+
+    def test_a_refusal_names_the_limit_that_may_be_the_cause(self):
+        step = {"memory": self.MEMORY, "memory_cap_bytes": 1}
+        with pytest.raises(SlicingError, match=r"the least found with at most max_slices=64 needs .* a larger max_slices"):
+            tp.search_slicing(random_cost(5, 128, lumpy=False), 128, 4, 3, **step)
+        with pytest.raises(SlicingError, match=r"under 1f1b, of whole microbatches, needs .* a family that takes slices"):
+            tp.search_slicing(self.COST, 24, 4, 3, "1f1b", **step)
+
+    def test_a_forbidden_slice_is_not_taken_for_one_that_needs_too_much(self):
+        cost = tp.CallableCost(lambda l, c, b: np.where(l < 24, np.inf, 1.0), lambda l, c, b: 1.0)
+        with pytest.raises(SlicingError, match=r"the least found needs .* with \[\(1, \[24\]\)\]"):
+            tp.search_slicing(cost, 24, 4, memory=self.MEMORY, memory_cap_bytes=1)
+
+
+class TestShortSlicesOnly:
+    """Costs that forbid all but short slices: the default limit of 64 slices must not make a problem impossible."""
+
+    @staticmethod
+    def up_to(longest: int) -> tp.CallableCost:
+        return tp.CallableCost(lambda l, c, b: np.where(l > longest, np.inf, 1), lambda l, c, b: 0 * l)
+
+    @pytest.mark.parametrize("n_microbatches", [1, 2])
+    def test_more_slices_are_found_where_64_are_too_few(self, n_microbatches):
+        found = tp.search_slicing(self.up_to(5), 1024, 4, n_microbatches)
+        lengths = found.slicing.microbatches[0].slice_tokens
+        assert (len(lengths), max(lengths)) == (205, 5)  # ⌈1024 ÷ 5⌉: fewer are forbidden
+        assert found.gap == pytest.approx(0) or n_microbatches > 1
+
+    def test_and_where_the_first_numbers_of_slices_tried_are_all_forbidden(self):
+        found = tp.search_slicing(self.up_to(40), 1024, 4, 2)
+        assert found.slicing.microbatches[0].n_slices == 26
+
+    @pytest.mark.parametrize(
+        ("limits", "said"),
+        [
+            ({"max_slices": 64}, "with at most max_slices=64 has a slice of infinite cost. Allow a larger max_slices"),
+            ({"n_slices": 3}, "with n_slices=3 has a slice of infinite cost. Allow another n_slices"),
+            ({"schedule": "gpipe"}, "under gpipe, of whole microbatches, has .* Allow a family that takes slices"),
+        ],
+    )
+    def test_limits_of_the_callers_are_kept_and_named(self, limits, said):
+        with pytest.raises(SlicingError, match=said):
+            tp.search_slicing(self.up_to(5), 1024, 4, **limits)
+
+
+class TestExtrapolation:
+    TABLE = pd.DataFrame(
+        [(length, context, 1.0 + length, 2.0 + length) for length in (8, 16, 32) for context in (0, 32)],
+        columns=["slice_tokens", "context_tokens", "forward_ms", "backward_ms"],
+    )
+    COST = tp.TableCost(TABLE, extrapolate=True)
+
+    def test_an_answer_says_whether_a_slice_of_it_is_extrapolated(self):
+        values = {"granularity_tokens": 8, "min_slice_tokens": 8}
+        within, beyond = (tp.search_slicing(self.COST, length, 2, **values) for length in (32, 128))
+        assert (within.extrapolated, beyond.extrapolated) == (False, True)
+        assert tp.simulate(beyond.schedule, self.COST).source == "simulated, extrapolated"
+
+    def test_a_comparison_says_so_row_by_row(self):
+        table = tp.compare_slicings(self.COST, 64, 2, granularity_tokens=8, min_slice_tokens=8).set_index("method")
+        assert table["extrapolated"].dtype == bool
+        assert table.loc[["whole", "uniform 2"], "extrapolated"].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +339,8 @@ class TestCompareSlicings:
         names = ["optimal", "whole", "uniform 2", "uniform 4", "uniform 8", "uniform 16", "equal FLOPs"]
         assert list(table.index) == names
         columns = ["slicing", "n_slices", "latency_ms", "makespan_ms", "bubble_fraction", "slowest_ms", "gap", "regret"]
-        assert list(table.columns) == columns
+        assert list(table.columns) == [*columns, "extrapolated", "refused"]
+        assert set(table["refused"]) == {""}
         plan = tp.optimal_slicing(self.COST, 64, 4)
         assert table.loc["optimal", "slicing"] == str(plan.slicing)
         assert table.loc["optimal", "gap"] == pytest.approx(0, abs=1e-12)
@@ -325,8 +390,73 @@ class TestCompareSlicings:
         assert np.isnan(table.loc["whole", "bubble_fraction"])
         assert np.isfinite(table.loc["uniform 2", "regret"])
 
-    def test_only_what_fits_is_compared(self):
-        assert "uniform 16" not in self.compare(min_slice_tokens=8, granularity_tokens=8).index
+    NUMBERS = ("latency_ms", "makespan_ms", "bubble_fraction", "slowest_ms", "gap", "regret")
+
+    def test_a_slicing_with_too_short_slices_is_kept_without_numbers(self):
+        table = self.compare({"mine": "[(1, [60, 4])]"}, model=MODEL, min_slice_tokens=8, granularity_tokens=8)
+        for method in ("uniform 16", "mine"):
+            assert table.loc[method, "refused"] == "a slice of 4 tokens is shorter than min_slice_tokens=8."
+            assert table.loc[method, list(self.NUMBERS)].isna().all()
+        assert (table["refused"].drop(["uniform 16", "mine"]) == "").all()
+        assert "uniform 16" not in tp.compare_slicings(self.COST, 8, 2)["method"].tolist()
+
+    def test_a_slicing_that_the_cost_cannot_answer_for_is_kept_without_numbers(self):
+        cost = tp.LinearContextCost((16, 128), (1.0, 8.0), (2.0, 16.0))
+        table = tp.compare_slicings(cost, 128, 4, {"mine": "[(1, [127, 1])]"}, model=MODEL, granularity_tokens=16)
+        refused = table[table["refused"] != ""]
+        assert refused["method"].tolist() == ["uniform 16", "equal FLOPs", "mine"]
+        assert refused["refused"].str.contains("tokens is outside the measured 16…128").all()
+        assert refused[list(self.NUMBERS)].isna().to_numpy().all()
+        assert not refused["extrapolated"].any()
+
+    @pytest.mark.parametrize("family", ["gpipe", "1f1b"])
+    def test_a_family_of_whole_microbatches_leaves_the_numbers_of_one(self, family):
+        table, other = self.compare(n_microbatches=2, schedule=family), self.compare(n_microbatches=2)
+        refused = table["refused"] != ""
+        assert refused.tolist() == [True, False, True, True, True, True]
+        assert table.loc[refused, "refused"].str.contains(f"{family} runs whole microbatches").all()
+        assert table.loc[refused, ["makespan_ms", "bubble_fraction"]].isna().to_numpy().all()
+        assert np.isfinite(table.loc["whole", "makespan_ms"])
+        names = ["latency_ms", "slowest_ms", "gap", "regret"]
+        assert table[names].equals(other[names])
+
+    def test_an_optimum_without_an_answer_is_an_error_and_so_is_an_unknown_family(self):
+        with pytest.raises(CostError, match="nan ms"):
+            tp.compare_slicings(tp.CallableCost(lambda l, c, b: np.nan, lambda l, c, b: 1.0), 64, 4)
+        with pytest.raises(ScheduleError, match="unknown schedule 'gpip'"):
+            self.compare(schedule="gpip")
+
+    def test_where_nothing_costs_anything_there_is_no_gap(self):
+        free = tp.CallableCost(lambda l, c, b: 0 * l, lambda l, c, b: 0 * l)
+        table = tp.compare_slicings(free, 32, 4)
+        assert table[["gap", "regret"]].to_numpy().tolist() == [[0.0, 0.0]] * 6
+        assert tp.search_slicing(free, 32, 4, 2).gap == 0
+
+    def test_a_slicing_that_costs_is_infinitely_worse_than_one_that_does_not(self):
+        cost = tp.CallableCost(lambda l, c, b: np.where(l == 32, 0.0, 1.0), lambda l, c, b: 0 * l)
+        table = tp.compare_slicings(cost, 32, 4).set_index("method")
+        assert table.loc[["optimal", "uniform 2"], "gap"].tolist() == [0, np.inf]
+
+    def test_off_the_grid_a_slicing_may_be_better_than_the_optimal(self):
+        table = self.compare(granularity_tokens=32)
+        assert table.loc["optimal", "gap"] == 0
+        assert table["gap"].min() < 0
+
+    @pytest.mark.parametrize(
+        ("values", "error", "said"),
+        [
+            ({"cost": [FLOPS] * 4}, CostError, "needs one CostModel, of one stage"),
+            (
+                {"slicings": ["[(1, [64])]"]},
+                SlicingError,
+                r"slicings=\['\[\(1, \[64\]\)\]'\]: needs {name: Slicing or notation}",
+            ),
+            ({"model": "x"}, ConfigError, "model='x': needs a ModelConfig"),
+        ],
+    )
+    def test_values_of_a_wrong_type_are_refused(self, values, error, said):
+        with pytest.raises(error, match=said):
+            tp.compare_slicings(**{"cost": FLOPS, "seq_tokens": 64, "n_ranks": 4} | values)
 
     @pytest.mark.parametrize(
         ("slicing", "said"),

@@ -18,6 +18,22 @@ COST = tp.CallableCost(lambda l, c, b: b * (1.0 + l * (1 + c / 64)), lambda l, c
 GRID = {"n_ranks": [2, 4], "schedule": ["terapipe", "seq1f1b"], "seq_tokens": 16, "n_slices": [1, 4], "cost": COST}
 
 
+class Same(tp.CostModel):
+    """Costs of 1 and 2 ms that are extrapolated where another model's are."""
+
+    def __init__(self, other: tp.CostModel):
+        self.other = other
+
+    def forward_ms(self, slice_tokens, context_tokens, n_sequences=1):
+        return 1.0 + 0 * slice_tokens
+
+    def backward_ms(self, slice_tokens, context_tokens, n_sequences=1):
+        return 2.0 + 0 * slice_tokens
+
+    def is_extrapolated(self, slice_tokens, context_tokens, n_sequences=1):
+        return self.other.is_extrapolated(slice_tokens, context_tokens, n_sequences)
+
+
 @pytest.fixture
 def simulated(monkeypatch):
     """The cells that were simulated, as they happen."""
@@ -90,6 +106,16 @@ class TestTable:
         assert sorted(frame["n_ranks"].unique()) == [1, 2, 3]
         assert frame["contention"].dtype == np.float64
 
+    @pytest.mark.parametrize(
+        "values", [{2, 4}, (n for n in (2, 4)), {"two": np.int64(2), "four": 4}, pd.Series([2, 4]), iter([2, 4])]
+    )
+    def test_whatever_can_be_iterated_over_is_values(self, tmp_path, values):
+        frame = sweep(GRID | {"n_ranks": values, "contention": np.array(1.0)}, tmp_path)
+        assert len(frame) == 8
+        assert set(frame["n_ranks"]) in ({2, 4}, {"two", "four"})
+        assert set(frame["contention"]) == {1.0}
+        assert (frame["refused"] == "").all()
+
     def test_a_schedule_typed_by_hand_brings_ranks_and_slicing(self, tmp_path):
         typed = tp.Schedule.from_orders({0: "0F0 0F1 0B0 0B1", 1: "1F0 1B0 1F1 1B1"}, "[(1, [4])] * 2", "mine")
         frame = sweep({"schedule": [typed], "cost": COST}, tmp_path)
@@ -114,6 +140,48 @@ class TestRefusedCells:
         frame = sweep(GRID | {"n_slices": [2, 17], "cost": {"table": tp.TableCost(table)}}, tmp_path)
         assert frame["refused"].str.contains("does not reach|17 slices of 16 tokens").all()
         assert frame["spec_hash"].is_unique
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ({"slicing": [64, 64]}, "slicing=64: needs a Slicing, or its notation"),
+            ({"slicing": [[(1, [8])]]}, "needs a Slicing, or its notation"),
+            ({"schedule": [None]}, "schedule=None: needs a family's name or a Schedule"),
+            ({"schedule": 3}, "schedule=3: needs a family's name"),
+            ({"link": "x"}, "link='x': needs a Link"),
+            ({"link": [{(0, 1): 2.0}]}, "needs a Link"),
+            ({"link": [{0: tp.Link(1.0)}]}, "needs a Link"),
+            ({"bytes_per_token": "x"}, "bytes_per_token='x': needs a number"),
+            ({"contention": ["a"]}, "contention='a': needs a number"),
+            ({"contention": [True]}, "contention=True: needs a number"),
+            ({"n_ranks": "2"}, "n_ranks='2': needs an integer of at least 1"),
+            ({"chunks_per_rank": [[1]]}, "chunks_per_rank=[1]: needs an integer"),
+            ({"n_slices": 1.5}, "n_slices=1.5: needs an integer"),
+            ({"seq_tokens": {"a set": {8}}}, "seq_tokens={8}: needs an integer"),
+        ],
+    )
+    def test_a_value_of_a_wrong_type_is_a_refused_cell(self, tmp_path, values, said):
+        base = {"n_ranks": 2, "cost": COST} | ({} if "slicing" in values else {"seq_tokens": 16})
+        for _ in range(2):
+            frame = sweep(base | values, tmp_path)
+            assert frame["refused"].str.contains(said, regex=False).all(), frame["refused"].tolist()
+            assert frame["makespan_ms"].isna().all()
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"slicing": [64, 64]},
+            {"schedule": [None]},
+            {"n_ranks": "x"},
+            {"stage": 3},
+            {"text": b"x"},
+            {"cost": 1},
+            {"model": 7},
+        ],
+    )
+    def test_of_a_run_too(self, tmp_path, values):
+        frame = sweep({"model": MODEL, "slicing": "[(1, [8])]"} | values, tmp_path, how="run")
+        assert (frame["refused"] != "").all()
 
     def test_another_error_is_raised(self, tmp_path):
         def broken(l, c, b):
@@ -183,6 +251,25 @@ class TestCache:
         hashes = [sweep(grid, tmp_path).loc[0, "spec_hash"] for grid in (base, base | change)]
         assert hashes[0] != hashes[1]
 
+    def test_whether_a_cost_is_extrapolated_is_in_the_hash(self, tmp_path):
+        table = pd.DataFrame({"slice_tokens": [8, 16, 8], "context_tokens": [0, 0, 8], "forward_ms": 2.0, "backward_ms": 3.0})
+        whole = tp.TableCost(table)
+        part = tp.TableCost(table[:1], extrapolate=True)
+        point = {"n_ranks": 2, "seq_tokens": 16}
+        frame = sweep(point | {"cost": {"part": Same(part), "whole": Same(whole)}}, tmp_path)
+        assert frame["source"].tolist() == ["simulated, extrapolated", "simulated"]
+        assert frame.loc[0, "makespan_ms"] == frame.loc[1, "makespan_ms"]
+        assert frame["spec_hash"].is_unique
+
+    def test_a_byte_that_is_no_text_costs_its_line_only(self, tmp_path, simulated):
+        sweep(GRID, tmp_path)
+        path = tmp_path / "rows.jsonl"
+        first, rest = path.read_bytes().split(b"\n", 1)
+        path.write_bytes(b"\xff" + first + b"\n" + rest)
+        assert sweep(GRID, tmp_path).attrs["n_cached"] == 7
+        path.write_bytes(path.read_bytes() + b'{"version": "x", "spec_hash": [1]}\n[]\n\xfe\n')
+        assert sweep(GRID, tmp_path).attrs["n_cached"] == 8
+
     def test_rows_of_another_version_are_left_alone(self, tmp_path, simulated, monkeypatch):
         sweep(GRID, tmp_path)
         monkeypatch.setattr(rows.metadata, "version", lambda package: "0.0.0")
@@ -219,6 +306,17 @@ class TestRuns:
         assert again["makespan_ms"].equals(frame["makespan_ms"])
         assert again.attrs["n_cached"] == 3
 
+    @pytest.mark.timeout(120)
+    def test_a_run_that_sleeps_for_extrapolated_costs_says_so(self, tmp_path):
+        beyond = Same(tp.TableCost(pd.DataFrame({"slice_tokens": [4], "context_tokens": 0, "forward_ms": 1, "backward_ms": 2})))
+        values = self.VALUES | {"slicing": "[(1, [8])]", "cost": {"beyond": beyond, "within": sleeps(1, 2)}}
+        frame = sweep(values, tmp_path, how="run")
+        assert frame["source"].tolist() == ["emulated, extrapolated", "emulated"]
+        assert frame["spec_hash"].is_unique
+        spec = tp.load_run(frame.loc[0, "directory"]).spec
+        assert tp.RunSpec.from_json(spec.to_json()).is_extrapolated
+        assert not tp.load_run(frame.loc[1, "directory"]).spec.is_extrapolated
+
     def test_a_run_that_fails_raises_and_what_came_before_is_kept(self, tmp_path, monkeypatch):
         done = []
 
@@ -248,6 +346,7 @@ class TestRefusals:
             ({"model": MODEL, "step": 3}, "run", "unknown key of a sweep of runs 'step'"),
             ({"model": MODEL, "slicing": "[(1, [8])]", "directory": "x"}, "run", "unknown key of a sweep of runs 'directory'"),
             ({"model": MODEL}, "run", "a sweep needs slicing"),
+            ([1], "simulate", r"grid=\[1\]: needs {key: value or list of values}"),
             (GRID, "simulated", "unknown way to sweep 'simulated'. Did you mean 'simulate'"),
         ],
     )

@@ -150,3 +150,9 @@ def test_equal_slices_are_never_better(batch):
     for n_slices in (1, 2, 4, 8, 16, 32):
         equal = tp.uniform_slicing(512, n_slices, batch)
         assert plan.latency_ms <= tp.pipeline_latency_ms(equal, costs, 6) * (1 + 1e-12)
+
+
+def test_stages_with_equal_costs_are_alike_though_each_has_an_object_of_its_own():
+    costs = [tp.LinearContextCost((1, 64), (1.0, 20.0), (2.0, 40.0)) for _ in range(4)]
+    plan, alike = tp.optimal_slicing(costs, 64, 4), tp.optimal_slicing(costs[0], 64, 4)
+    assert (plan.slicing, plan.n_programs) == (alike.slicing, alike.n_programs)

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from terapipe.errors import CostError, unknown_name
+from terapipe.errors import CostError, as_number, unknown_name
 
 THIS_MACHINE = "this machine"
 _FIGURES = ("memory_gb_s", "launch_us", "op_gb_s", "op_latency_us", "memory_gb")
@@ -55,10 +55,10 @@ class Device:
     def __post_init__(self) -> None:
         if not self.peak_tflops:
             raise CostError(f"device {self.name!r} has peak_tflops={{}}: needs a rate for at least one size of number.")
-        for size, rate in self.peak_tflops.items():
-            _check(f"peak_tflops[{size}]", rate, may_be_0=False)
+        rates = {size: _check(f"peak_tflops[{size}]", rate, may_be_0=False) for size, rate in self.peak_tflops.items()}
+        object.__setattr__(self, "peak_tflops", rates)
         for name in _FIGURES:
-            _check(name, getattr(self, name), name in _MAY_BE_0)
+            object.__setattr__(self, name, _check(name, getattr(self, name), name in _MAY_BE_0))
         missing = [each.name for each in fields(self)[1:-1] if not self.source.get(each.name)]
         if missing:
             raise CostError(f"device {self.name!r} has no source for {missing}; say where each figure comes from.")
@@ -90,10 +90,11 @@ def _plain(name: str) -> str:
     return "".join(name.split()).lower()
 
 
-def _check(name: str, value: object, may_be_0: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    if not is_number or (value == 0 and not may_be_0):
+def _check(name: str, value: object, may_be_0: bool) -> float:
+    number = as_number(value)
+    if not number >= 0 or (number == 0 and not may_be_0):
         raise CostError(f"{name}={value!r}: needs a number {'≥' if may_be_0 else '>'} 0.")
+    return number
 
 
 @cache

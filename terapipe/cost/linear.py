@@ -1,12 +1,13 @@
 """The paper's performance model, eq. (9): a slice's own time plus a context part that is linear."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from terapipe.cost.model import CostModel, Numbers, Times, as_times
-from terapipe.errors import CostError
+from terapipe.errors import CostError, as_number, check_integer
 
 Coefficients = tuple[float, float, float, float]
 
@@ -16,7 +17,8 @@ class LinearContextCost(CostModel):
     """t(l, c) = t(l, 0) + t_ctx(l, c), with t_ctx(l, c) = a0 + a1·l + a2·c + a3·l·c and t_ctx(l, 0) = 0.
 
     TeraPipe (ICML 2021), eq. (9), for forward and backward apart. t(l, 0) is linear between the
-    measured lengths and refused beyond them. A negative sum counts as 0.
+    measured lengths and refused beyond them. A negative sum counts as 0. Contexts and numbers of
+    sequences beyond those measured are answered; `is_extrapolated` tells.
 
     Parameters
     ----------
@@ -29,6 +31,14 @@ class LinearContextCost(CostModel):
     n_sequences : int
         Sequences in the microbatch it was measured with. Other numbers scale in proportion, which
         overstates the cost of many sequences where short slices leave the device idle.
+    seq_tokens : int, optional
+        Longest slice + context measured behind a context; beyond it answers are extrapolated. The sum,
+        as a profile measures each length behind all that is left. None: not known, none counts as beyond.
+
+    Raises
+    ------
+    CostError
+        For lengths that do not ascend, another number of times or coefficients, or what is no number.
     """
 
     slice_tokens: tuple[int, ...]
@@ -37,16 +47,39 @@ class LinearContextCost(CostModel):
     forward_context: Coefficients = (0.0, 0.0, 0.0, 0.0)
     backward_context: Coefficients = (0.0, 0.0, 0.0, 0.0)
     n_sequences: int = 1
+    seq_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.slice_tokens or list(self.slice_tokens) != sorted(set(self.slice_tokens)):
-            raise CostError(f"slice_tokens={self.slice_tokens}: needs distinct lengths in ascending order.")
+        lengths = tuple(check_integer("slice_tokens", each, 1, CostError) for each in self._tuple("slice_tokens"))
+        if not lengths or list(lengths) != sorted(set(lengths)):
+            raise CostError(f"slice_tokens={lengths}: needs distinct lengths in ascending order.")
+        object.__setattr__(self, "slice_tokens", lengths)
         for name in ("forward_alone_ms", "backward_alone_ms"):
-            if len(getattr(self, name)) != len(self.slice_tokens):
-                raise CostError(f"{name} has {len(getattr(self, name))} values for {len(self.slice_tokens)} lengths.")
-            as_times(np.asarray(getattr(self, name)), np.asarray(self.slice_tokens))
-        if self.n_sequences < 1:
-            raise CostError(f"n_sequences={self.n_sequences}: needs at least 1.")
+            times = self._numbers(name)
+            if len(times) != len(lengths):
+                raise CostError(f"{name} has {len(times)} values for {len(lengths)} lengths.")
+            as_times(np.asarray(times), np.asarray(lengths))
+            object.__setattr__(self, name, times)
+        for name in ("forward_context", "backward_context"):
+            coefficients = self._numbers(name)
+            if len(coefficients) != 4 or not all(map(math.isfinite, coefficients)):
+                raise CostError(f"{name}={getattr(self, name)!r}: needs the four finite numbers a0, a1, a2, a3 of eq. (9).")
+            object.__setattr__(self, name, coefficients)
+        object.__setattr__(self, "n_sequences", check_integer("n_sequences", self.n_sequences, 1, CostError))
+        if self.seq_tokens is not None:
+            object.__setattr__(self, "seq_tokens", check_integer("seq_tokens", self.seq_tokens, 1, CostError))
+
+    def _tuple(self, name: str) -> tuple[object, ...]:
+        try:
+            return tuple(getattr(self, name))
+        except TypeError:
+            raise CostError(f"{name}={getattr(self, name)!r}: needs a tuple, list or array of numbers.") from None
+
+    def _numbers(self, name: str) -> tuple[float, ...]:
+        numbers = tuple(map(as_number, self._tuple(name)))
+        if any(map(math.isnan, numbers)):
+            raise CostError(f"{name}={getattr(self, name)!r}: needs numbers.")
+        return numbers
 
     def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the forward by eq. (9)."""
@@ -55,6 +88,12 @@ class LinearContextCost(CostModel):
     def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the full backward by eq. (9)."""
         return self._time(self.backward_alone_ms, self.backward_context, slice_tokens, context_tokens, n_sequences)
+
+    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Whether each answer lies behind a longer context than was measured, or is of another number of sequences."""
+        before, sequences = np.asarray(context_tokens), np.asarray(n_sequences)
+        reach = math.inf if self.seq_tokens is None else self.seq_tokens
+        return (((before > 0) & (np.asarray(slice_tokens) + before > reach)) | (sequences != self.n_sequences))[()]
 
     def _time(
         self, alone_ms: tuple[float, ...], context: Coefficients, slices: Numbers, contexts: Numbers, sequences: Numbers

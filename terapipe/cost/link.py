@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from terapipe.errors import CostError
+from terapipe.errors import CostError, as_number
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,13 @@ class Link:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.latency_ms < float("inf"):
+        latency_ms, bandwidth_gb_s = as_number(self.latency_ms), as_number(self.bandwidth_gb_s)
+        if not 0 <= latency_ms < float("inf"):
             raise CostError(f"latency_ms={self.latency_ms!r}: needs a finite number ≥ 0.")
-        if not self.bandwidth_gb_s > 0:
+        if not bandwidth_gb_s > 0:
             raise CostError(f"bandwidth_gb_s={self.bandwidth_gb_s!r}: needs a positive number of gigabytes a second.")
+        object.__setattr__(self, "latency_ms", latency_ms)
+        object.__setattr__(self, "bandwidth_gb_s", bandwidth_gb_s)
 
     def transmission_ms(self, n_bytes: float) -> float:
         """Time for which a message of `n_bytes` occupies the link."""

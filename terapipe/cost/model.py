@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from terapipe.errors import CostError
+from terapipe.errors import CostError, TerapipeError
 
 Numbers = int | float | np.integer[Any] | np.floating[Any] | npt.NDArray[Any]
 Times = Any  # an ndarray of float64, or one np.float64 where every argument is a number
@@ -19,11 +19,13 @@ CostFunction = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 def as_times(values: Numbers, *arguments: Numbers) -> Times:
-    """Broadcast what a cost function returned to its arguments; refuse NaN and negative times.
+    """Broadcast what a cost function returned to its arguments; refuse NaN, complex and negative times.
 
     Infinity is a time: it forbids the slice.
     """
     shape = np.broadcast_shapes(*(np.shape(argument) for argument in arguments))
+    if np.iscomplexobj(values):  # numpy would drop the imaginary part
+        raise CostError(f"a cost function returned complex numbers, {np.ravel(values)[:1]}; costs must be real numbers ≥ 0.")
     try:
         given = np.asarray(values, dtype=np.float64)
         times = np.broadcast_to(given, shape)
@@ -68,10 +70,11 @@ class CostModel(ABC):
         return self.backward_ms(slice_tokens, context_tokens, n_sequences) / 2
 
     def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """Time of the input-gradient half: backward minus weight."""
-        return self.backward_ms(slice_tokens, context_tokens, n_sequences) - self.weight_ms(
-            slice_tokens, context_tokens, n_sequences
-        )
+        """Time of the input-gradient half: backward minus weight; infinite where the backward is."""
+        backward = self.backward_ms(slice_tokens, context_tokens, n_sequences)
+        weight = self.weight_ms(slice_tokens, context_tokens, n_sequences)
+        with np.errstate(invalid="ignore"):  # infinity − infinity: the slice is forbidden, and so are both halves
+            return np.where(np.isinf(backward), backward, backward - weight)[()]
 
     def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Any:
         """Whether each answer lies beyond what was measured: np.bool_, or an array of them. Not, unless a model says so."""
@@ -82,7 +85,8 @@ class CostModel(ABC):
 class CallableCost(CostModel):
     """Costs from functions `f(slice_tokens, context_tokens, n_sequences) → ms`.
 
-    The functions are called by position with numbers or arrays; results are broadcast.
+    The functions are called by position with numbers or arrays, so that max, if and math.sqrt are
+    np.maximum, np.where and np.sqrt in them; results are broadcast.
     `weight_ms` defaults to half the backward.
 
     Examples
@@ -100,17 +104,30 @@ class CallableCost(CostModel):
 
     def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the forward, from the function given."""
-        arguments = (slice_tokens, context_tokens, n_sequences)
-        return as_times(self._forward(*arguments), *arguments)
+        return _call("forward_ms", self._forward, slice_tokens, context_tokens, n_sequences)
 
     def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the full backward, from the function given."""
-        arguments = (slice_tokens, context_tokens, n_sequences)
-        return as_times(self._backward(*arguments), *arguments)
+        return _call("backward_ms", self._backward, slice_tokens, context_tokens, n_sequences)
 
     def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the weight-gradient half, from the function given or half the backward."""
         if self._weight is None:
             return super().weight_ms(slice_tokens, context_tokens, n_sequences)
-        arguments = (slice_tokens, context_tokens, n_sequences)
-        return as_times(self._weight(*arguments), *arguments)
+        return _call("weight_ms", self._weight, slice_tokens, context_tokens, n_sequences)
+
+
+def _call(name: str, function: CostFunction, *arguments: Numbers) -> Times:
+    """What a cost function says; one that was written for plain numbers is told so."""
+    try:
+        values = function(*arguments)
+    except TerapipeError:  # a cost model inside it has refused, and has said why
+        raise
+    except (TypeError, ValueError) as error:
+        if not any(np.ndim(argument) for argument in arguments):
+            raise
+        raise CostError(
+            f"{name} raised {type(error).__name__} when it was given numpy arrays: {error}. A cost function gets arrays of "
+            "slices at once: use np.maximum(l, 3) for max(l, 3), np.where(l > 3, …, …) for if, np.sqrt(l) for math.sqrt(l)."
+        ) from error
+    return as_times(values, *arguments)

@@ -110,6 +110,7 @@ class Profile:
             forward_context=fitted["forward"],
             backward_context=fitted["backward"],
             n_sequences=int(points["n_sequences"].iloc[0]),
+            seq_tokens=int((lengths + before).max()),
         )
 
     def held_out_points(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from terapipe.config import ModelConfig
 from terapipe.cost.device import Device
 from terapipe.cost.model import CostModel, Numbers, Times, as_times
-from terapipe.errors import CostError, check_integer
+from terapipe.errors import CostError, as_number, check_integer
 
 Floats = npt.NDArray[np.float64]
 ATTENTION_BACKWARD = 2.5  # FlashAttention-2 (Dao 2023): five products where the forward has two
@@ -95,9 +95,10 @@ class RooflineCost(CostModel):
         if self.dtype_bytes is None:
             object.__setattr__(self, "dtype_bytes", min(self._device.peak_tflops))
         self._device.peak_flops(self._dtype_bytes)
-        is_number = isinstance(self.efficiency, int | float) and not isinstance(self.efficiency, bool)
-        if not is_number or not 0 < self.efficiency <= 1:
+        efficiency = as_number(self.efficiency)
+        if not 0 < efficiency <= 1:
             raise CostError(f"efficiency={self.efficiency!r}: needs a number, 0 < efficiency ≤ 1.")
+        object.__setattr__(self, "efficiency", efficiency)
         for name, size in (("n_heads", self.model.n_heads), ("n_kv_heads", self.model.kv_heads), ("d_ff", self.model.ff_dim)):
             if size % self.op_ranks:
                 raise CostError(f"op_ranks={self.op_ranks} does not divide {name}={size}: each of them takes an equal part.")

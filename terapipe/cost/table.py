@@ -1,5 +1,6 @@
 """A cost model from a table of measured or invented times."""
 
+import reprlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from terapipe.cost.plane import Floats, Plane
 from terapipe.errors import CostError
 
 _KEYS = ["slice_tokens", "context_tokens", "n_sequences"]
+_LEAST = {"slice_tokens": 1, "context_tokens": 0, "n_sequences": 1}
 _TIMES = ["forward_ms", "backward_ms"]
 _ALL_TIMES = [*_TIMES, "weight_ms"]
 
@@ -38,10 +40,16 @@ class TableCost(CostModel):
     Raises
     ------
     CostError
-        For missing columns, repeated points, NaN or negative times; on a question outside the table.
+        For missing columns, points that are repeated or no slices, times that are NaN, negative or, of the
+        weights, longer than the backward; on a question outside the table.
     """
 
     def __init__(self, frame: pd.DataFrame, extrapolate: bool = False) -> None:
+        if not isinstance(frame, pd.DataFrame):
+            raise CostError(
+                f"frame={reprlib.repr(frame)}: needs a DataFrame. TableCost.read_csv(path) reads a file; "
+                "of columns, use TableCost(pd.DataFrame({name: values}))."
+            )
         frame = frame.assign(n_sequences=1) if "n_sequences" not in frame else frame
         missing = [name for name in [*_KEYS, *_TIMES] if name not in frame]
         if missing:
@@ -65,6 +73,16 @@ class TableCost(CostModel):
         if not np.isfinite(frame[_KEYS].to_numpy(np.float64)).all():
             row = frame[~np.isfinite(frame[_KEYS].to_numpy(np.float64)).all(axis=1)].iloc[0]
             raise CostError(f"the cost table has a point that is no number: {row.to_dict()}.")
+        for name, least in _LEAST.items():
+            if (frame[name] < least).any():
+                row = frame[frame[name] < least].iloc[0]
+                raise CostError(f"the cost table has a point with {name} below {least}: {row.to_dict()}. Leave it out.")
+        if (frame["weight_ms"] > frame["backward_ms"]).any():
+            row = frame[frame["weight_ms"] > frame["backward_ms"]].iloc[0]
+            raise CostError(
+                f"the cost table has a weight_ms longer than its backward_ms: {row.to_dict()}. The weight gradients are a part "
+                "of the backward; leave the column out where they are not known."
+            )
         self.frame, self.extrapolate = frame, extrapolate
         self._planes = {n: _plane(frame[frame["n_sequences"] == n]) for n in sorted(map(float, frame["n_sequences"].unique()))}
 

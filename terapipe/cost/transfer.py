@@ -4,7 +4,7 @@ import numpy as np
 
 from terapipe.cost.link import Link
 from terapipe.cost.model import CostModel, Numbers, Times, as_times
-from terapipe.errors import CostError
+from terapipe.errors import CostError, as_number
 
 
 class TransferCost(CostModel):
@@ -32,10 +32,10 @@ class TransferCost(CostModel):
             raise CostError(f"cost={cost!r}: needs a CostModel, e.g. CallableCost or Profile.fit().")
         if not isinstance(link, Link):
             raise CostError(f"link={link!r}: needs a Link, e.g. Link(latency_ms=0.1, bandwidth_gb_s=12.5).")
-        is_number = isinstance(bytes_per_token, int | float) and not isinstance(bytes_per_token, bool)
-        if not is_number or not 0 <= bytes_per_token < float("inf"):
+        size = as_number(bytes_per_token)
+        if not 0 <= size < float("inf"):
             raise CostError(f"bytes_per_token={bytes_per_token!r}: needs a finite number ≥ 0.")
-        self.cost, self.link, self.bytes_per_token = cost, link, bytes_per_token
+        self.cost, self.link, self.bytes_per_token = cost, link, size
 
     def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the forward and of sending its output."""

@@ -35,10 +35,10 @@ def claim(directory: Path, what: dict[str, Any]) -> None:
                 "Choose another directory, or call with the same arguments."
             )
         return
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    whole = directory / f"{WHAT}.new"  # renamed once it is written: a half-written one claims nothing
+    if directory.exists() and (not directory.is_dir() or any(each != whole for each in directory.iterdir())):
         raise CostError(f"directory={str(directory)!r} holds something else than a profile's rows. Choose a new or empty one.")
     directory.mkdir(parents=True, exist_ok=True)
-    whole = directory / f"{WHAT}.new"  # renamed once it is written: a half-written one would claim nothing
     whole.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     os.replace(whole, file)
 

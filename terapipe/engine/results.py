@@ -20,7 +20,7 @@ import pandas as pd
 from terapipe.errors import SpecError
 from terapipe.schedule import Schedule
 from terapipe.spec import RunSpec
-from terapipe.timeline import COLUMNS, Timeline, input_ends, name_blockers
+from terapipe.timeline import COLUMNS, EMULATED, EMULATED_EXTRAPOLATED, MEASURED, Timeline, input_ends, name_blockers
 
 RANK_COLUMNS = [name for name in COLUMNS if name not in ("source", "blocked_by")]
 LOSS_COLUMNS = ["step", "loss", "grad_norm"]
@@ -147,7 +147,7 @@ def read_timings(directory: Path, spec: RunSpec) -> pd.DataFrame:
     if not files:
         raise SpecError(f"{str(directory)!r} holds no timings: the run ended before its first step.")
     frame = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
-    frame = frame.assign(source="emulated" if spec.device == "emulated" else "measured", blocked_by="")
+    frame = frame.assign(source=_source(spec), blocked_by="")
     frame = _complete_steps(frame, spec).sort_values(["step", "rank", "start_ms"], kind="stable").reset_index(drop=True)
     if frame.empty:
         raise SpecError(f"{str(directory)!r} holds no whole step: the run ended before all ranks had finished one.")
@@ -155,6 +155,12 @@ def read_timings(directory: Path, spec: RunSpec) -> pd.DataFrame:
         frame.loc[rows.index, "blocked_by"] = list(name_blockers(rows))
         frame.loc[rows.index, "ready_ms"] = rows["ready_ms"].fillna(input_ends(rows)).fillna(0.0)
     return frame[COLUMNS]
+
+
+def _source(spec: RunSpec) -> str:
+    if spec.device != "emulated":
+        return MEASURED
+    return EMULATED_EXTRAPOLATED if spec.is_extrapolated else EMULATED
 
 
 def _complete_steps(frame: pd.DataFrame, spec: RunSpec) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from terapipe.cost import CostModel, Link
-from terapipe.errors import ScheduleError, check_integer
+from terapipe.errors import ScheduleError, SpecError, as_number, check_integer
 from terapipe.experiment.rows import Row
 from terapipe.schedule import Schedule, build_schedule
 from terapipe.simulator import Links, simulate
@@ -43,6 +44,23 @@ class SimulationCell:
     link: Links | None = None
     bytes_per_token: float = 0
     contention: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("n_ranks", "seq_tokens", "n_slices", "n_microbatches", "n_sequences", "chunks_per_rank"):
+            if getattr(self, name) is not None or name not in ("n_ranks", "seq_tokens"):
+                object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, SpecError))
+        for name in ("bytes_per_token", "contention"):
+            if math.isnan(as_number(getattr(self, name))):
+                raise SpecError(f"{name}={getattr(self, name)!r}: needs a number.")
+        costs = [self.cost] if isinstance(self.cost, CostModel) else self.cost
+        if not isinstance(costs, list | tuple) or not all(isinstance(each, CostModel) for each in costs):
+            raise SpecError(f"cost={self.cost!r}: needs a CostModel, or a list with one for each stage.")
+        if not isinstance(self.schedule, str | Schedule):
+            raise SpecError(f"schedule={self.schedule!r}: needs a family's name or a Schedule.")
+        if not isinstance(self.slicing, Slicing | str | None):
+            raise SpecError(f"slicing={self.slicing!r}: needs a Slicing, or its notation like '[(1, [1024, 1024])]'.")
+        if not _are_links(self.link):
+            raise SpecError(f"link={self.link!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
 
     @cached_property
     def cut(self) -> Slicing:
@@ -81,9 +99,9 @@ class SimulationCell:
         }
 
     def _times(self, cost: CostModel) -> list[list[float]]:
-        """What a cost model says of the slices that the cell visits."""
+        """What a cost model says of the slices that the cell visits, and whether it was measured: the source shows that."""
         points = np.unique(self.cut.units[:, 2:], axis=0).T
-        functions = (cost.forward_ms, cost.backward_ms, cost.input_ms, cost.weight_ms)
+        functions = (cost.forward_ms, cost.backward_ms, cost.input_ms, cost.weight_ms, cost.is_extrapolated)
         return [np.broadcast_to(function(*points), points.shape[1]).tolist() for function in functions]
 
     def measure(self, spec_hash: str, root: Path) -> Row:
@@ -110,6 +128,13 @@ class RunCell:
 
         done = run(self.spec.replaced(directory=new_directory(spec_hash, root)))
         return {"spec_hash": spec_hash, **_numbers(done.timeline), "directory": str(done.directory)}
+
+
+def _are_links(given: object) -> bool:
+    if not isinstance(given, Mapping):
+        return isinstance(given, Link | None)
+    pairs_are_pairs = all(isinstance(pair, tuple) and [type(rank) for rank in pair] == [int, int] for pair in given)
+    return pairs_are_pairs and all(isinstance(each, Link) for each in given.values())
 
 
 def _describe_link(link: Links | None) -> Any:

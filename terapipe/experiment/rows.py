@@ -17,14 +17,15 @@ class RowStore:
     def __init__(self, path: Path) -> None:
         self.path, self.version = path, metadata.version("terapipe")
         self.known: dict[str, Row] = {}
-        text = path.read_text("utf-8") if path.exists() else ""
+        text = path.read_text("utf-8", errors="replace") if path.exists() else ""  # a damaged line costs that line only
         self._is_torn = bool(text) and not text.endswith("\n")  # the writer was stopped in the middle of its last line
         for line in text.splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if isinstance(row, dict) and row.pop("version", None) == self.version and "spec_hash" in row:
+            is_row = isinstance(row, dict) and isinstance(row.get("spec_hash"), str)
+            if is_row and row.pop("version", None) == self.version:
                 self.known[row["spec_hash"]] = {name: _from_json(name, value) for name, value in row.items()}
 
     def add(self, row: Row) -> None:

@@ -4,7 +4,7 @@ A cell is known by what decides its result, hashed. Its row is written as soon a
 an interrupted sweep goes on where it stopped, and a wider one starts from what an earlier one found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -41,7 +41,8 @@ def sweep(
     ----------
     grid : {key: value, list of values, or {label: value}}
         Labels stand in the table for what has no short text, such as a cost model. A value that is
-        itself a list stands in a list: layers_per_stage=[[1, 3]].
+        itself a list stands in a list: layers_per_stage=[[1, 3]]. Arrays, ranges, sets and
+        generators are lists of values too.
         "simulate": cost (CostModel, or a list of one a stage), n_ranks, schedule (family or
         Schedule; default "terapipe"), slicing, or seq_tokens with n_slices, n_microbatches and
         n_sequences for equal slices, chunks_per_rank, link, bytes_per_token, contention.
@@ -58,9 +59,9 @@ def sweep(
     DataFrame
         The grid's keys, then spec_hash (of all that decides the result; of costs what they say of
         the slices visited), makespan_ms, bubble_fraction, bubble_overhead, tokens_per_second,
-        peak_in_flight (units, of the rank with most), source ("simulated", "emulated",
-        "measured"), refused ("", or why the cell cannot be: its numbers are NaN), and directory
-        (of a run). `frame.attrs["n_cached"]`: rows found on disk.
+        peak_in_flight (units, of the rank with most), source ("simulated", "simulated,
+        extrapolated", "emulated", "emulated, extrapolated" or "measured"), refused ("", or why the
+        cell cannot be: its numbers are NaN), and directory (of a run). `frame.attrs["n_cached"]`: rows found on disk.
 
     Raises
     ------
@@ -85,6 +86,8 @@ def sweep(
     """
     if how not in ("simulate", "run"):
         raise SpecError(unknown_name("way to sweep", how, ("simulate", "run")))
+    if not isinstance(grid, Mapping):
+        raise SpecError(f"grid={grid!r}: needs {{key: value or list of values}}, e.g. {{'n_ranks': [4, 8], 'cost': cost, …}}.")
     values = {key: _labelled(key, value) for key, value in grid.items()}
     _check_grid(values, how)
     root = Path(directory) if directory is not None else DEFAULT_DIRECTORY
@@ -147,10 +150,10 @@ def _check_grid(values: Mapping[str, list[Labelled]], how: str) -> None:
 def _labelled(key: str, given: Any) -> list[Labelled]:
     """The values of a key with what the table shows of them."""
     if isinstance(given, Mapping) and all(isinstance(label, str) for label in given):
-        pairs = list(given.items())
+        pairs = [(label, _plain(value)) for label, value in given.items()]
     else:
-        values = list(given) if isinstance(given, list | tuple | range | np.ndarray | pd.Series | pd.Index) else [given]
-        pairs = [(_text(value), value.item() if isinstance(value, np.generic) else value) for value in values]
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) and not _is_scalar(given)
+        pairs = [(_text(value), _plain(value)) for value in map(_plain, given if several else [given])]
     if not pairs:
         raise SpecError(f"{key}={given!r}: a sweep needs at least one value of each key.")
     shown = [label for label, _ in pairs]
@@ -159,10 +162,17 @@ def _labelled(key: str, given: Any) -> list[Labelled]:
     return pairs
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python, which JSON knows."""
+    return value.item() if _is_scalar(value) else value
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, np.generic | np.ndarray) and value.ndim == 0
+
+
 def _text(value: Any) -> Any:
     """A plain value as it is, anything else as a short text."""
-    if isinstance(value, np.generic):
-        return value.item()
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Slicing | Link | Path):

@@ -7,11 +7,12 @@ from typing import TypeVar
 import pandas as pd
 
 from terapipe.errors import SlicingError, TimelineError
+from terapipe.search import SlicingSearch
 from terapipe.slicing import Slicing, SlicingPlan
 from terapipe.timeline import Timeline
 
 TimelineLike = Timeline | pd.DataFrame
-SlicingLike = SlicingPlan | Slicing | str
+SlicingLike = SlicingPlan | SlicingSearch | Slicing | str
 Item = TypeVar("Item")
 
 
@@ -41,15 +42,16 @@ def one_step(timeline: Timeline, step: int | None) -> tuple[Timeline, str]:
 
 
 def as_slicing(given: object) -> Slicing:
-    """The slicing of a plan, of text in the paper's notation, or itself."""
-    if isinstance(given, SlicingPlan):
+    """The slicing of a plan or a search, of text in the paper's notation, or itself."""
+    if isinstance(given, SlicingPlan | SlicingSearch):
         return given.slicing
     if isinstance(given, str):
         return Slicing.parse(given)
     if isinstance(given, Slicing):
         return given
     raise SlicingError(
-        f"{reprlib.repr(given)} is not a slicing; give a Slicing, a SlicingPlan or notation like '[(1, [776, 640, 632])] * 16'."
+        f"{reprlib.repr(given)} is not a slicing; give a Slicing, a SlicingPlan, a SlicingSearch or notation "
+        "like '[(1, [776, 640, 632])] * 16'."
     )
 
 

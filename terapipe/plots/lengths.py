@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from terapipe.errors import SlicingError
 from terapipe.plots import style
 from terapipe.plots.inputs import SlicingLike, as_slicing, by_name
+from terapipe.search import SlicingSearch
 from terapipe.slicing import MicrobatchSlices, SlicingPlan
 
 _ROW_PX = 44
@@ -29,9 +30,10 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
 
     Parameters
     ----------
-    plan : SlicingPlan, Slicing, str or {name: any of these}
-        Text is the paper's notation. For a plan, the header states objective, latency and bound; a
-        badge beside its bars says where it rests on extrapolated costs.
+    plan : SlicingPlan, SlicingSearch, Slicing, str or {name: any of these}
+        Text is the paper's notation. For a plan, the header states objective, latency and bound, for
+        a search the step, its bound and the schedule; a badge beside the bars says where they rest
+        on extrapolated costs.
 
     Returns
     -------
@@ -58,7 +60,7 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
     longest = max(sum(row.slices.slice_tokens) for row in rows)
     fig.update_xaxes(style.value_axis("position in the sequence (tokens)", 0, longest * 1.004))
     fig.update_yaxes(style.lane_axis("", [row.label for row in rows]))
-    facts = [_facts(name, each) for name, each in plans.items() if isinstance(each, SlicingPlan)]
+    facts = [_facts(name, each) for name, each in plans.items() if isinstance(each, SlicingPlan | SlicingSearch)]
     text = "<br>".join(facts) or style.bold("Slicing")
     badges = _badges(plans)
     annotations = [style.header([text], ""), *badges]
@@ -67,10 +69,10 @@ def slicing(plan: SlicingLike | Mapping[str, SlicingLike]) -> go.Figure:
 
 
 def _badges(plans: Mapping[str, SlicingLike]) -> list[dict[str, Any]]:
-    """A warning right of the first row of each plan that rests on extrapolated costs."""
+    """A warning right of the first row of each plan or search that rests on extrapolated costs."""
     badges, first = [], 0
     for name, each in plans.items():
-        if isinstance(each, SlicingPlan) and each.extrapolated:
+        if isinstance(each, SlicingPlan | SlicingSearch) and each.extrapolated:
             badges.append(style.badge_beside(_BADGE, first))
         first += len(_rows(name, each))
     return badges
@@ -111,7 +113,14 @@ def _bars(rows: list[_Row], lengths: npt.NDArray[np.int64]) -> go.Bar:
     )
 
 
-def _facts(name: str, plan: SlicingPlan) -> str:
-    latency, bound = style.duration_text(plan.latency_ms), style.duration_text(plan.lower_bound_ms)
-    facts = [f"latency {latency}", f"lower bound {bound}", f'objective "{plan.objective}"', f"{plan.n_stages} stages"]
-    return "  ·  ".join([style.bold(name or "Slicing plan"), *facts])
+def _facts(name: str, given: SlicingPlan | SlicingSearch) -> str:
+    bound = style.duration_text(given.lower_bound_ms)
+    if isinstance(given, SlicingPlan):
+        facts = [f"latency {style.duration_text(given.latency_ms)}", f"lower bound {bound}"]
+        facts += [f'objective "{given.objective}"', f"{given.n_stages} stages"]
+        return "  ·  ".join([style.bold(name or "Slicing plan"), *facts])
+    limits = "" if given.bound_holds_for == "any cost" else " (not for any cost)"
+    known = f"lower bound {bound}{limits}" if given.bound_holds_for else "no lower bound known"
+    facts = [f"step {style.duration_text(given.makespan_ms)}", known]
+    facts += [f'schedule "{given.schedule.name}"', f"{given.schedule.n_ranks} ranks"]
+    return "  ·  ".join([style.bold(name or "Slicing search"), *facts])

@@ -62,17 +62,24 @@ def drawn_cost(given: object, n_sequences: int) -> DrawnCost:
     Raises
     ------
     CostError
-        For anything else, and for a profile or table without that number of sequences.
+        For anything else, for a profile without that number of sequences, and for a table that does not reach it.
     """
     if isinstance(given, Profile):
         return _of_profile(given, n_sequences)
     if isinstance(given, TableCost):
-        points = _with_sequences(given.frame, n_sequences)
-        return DrawnCost(given, n_sequences, _TABLE, points[_POINT], "table", _reach(points))
+        return _of_table(given, n_sequences)
     if isinstance(given, CostModel):
         nothing = pd.DataFrame(columns=_POINT, dtype=np.float64)
         return DrawnCost(given, n_sequences, _origin(given), nothing, seq_tokens=_known_seq_tokens(_without_messages(given)))
     raise CostError(f"{reprlib.repr(given)} is not a cost; give a CostModel, a Profile, or {{name: either}}.")
+
+
+def _of_table(table: TableCost, n_sequences: int) -> DrawnCost:
+    known = table.frame["n_sequences"]
+    answers = table.extrapolate or known.min() <= n_sequences <= known.max()
+    # Between and beyond its numbers of sequences a table has lines, but no points.
+    points = table.frame[known == n_sequences] if answers else _with_sequences(table.frame, n_sequences)
+    return DrawnCost(table, n_sequences, _TABLE, points[_POINT], "table", _reach(table.frame if points.empty else points))
 
 
 def _of_profile(profile: Profile, n_sequences: int) -> DrawnCost:
@@ -118,7 +125,7 @@ def _known_seq_tokens(cost: CostModel) -> int | None:
         return _reach(cost.frame)
     if isinstance(cost, RooflineCost):
         return cost.model.max_seq_tokens
-    return cost.slice_tokens[-1] if isinstance(cost, LinearContextCost) else None
+    return max(cost.slice_tokens[-1], cost.seq_tokens or 0) if isinstance(cost, LinearContextCost) else None
 
 
 def _origin(cost: CostModel) -> str:

@@ -20,7 +20,8 @@ def t_max(curve: pd.DataFrame) -> go.Figure:
     Parameters
     ----------
     curve : DataFrame
-        What `tp.t_max_curve` returns: t_max_ms, sum_ms, waiting_ms, latency_ms, n_slices, optimal.
+        What `tp.t_max_curve` returns: t_max_ms, sum_ms, waiting_ms, latency_ms, n_slices, optimal, and
+        extrapolated, which a badge shows.
 
     Returns
     -------
@@ -54,7 +55,8 @@ def t_max(curve: pd.DataFrame) -> go.Figure:
     fig.update_xaxes(style.time_axis("t_max: longest slice time allowed (ms)", rows["t_max_ms"].to_numpy(np.float64), _WIDE))
     fig.update_yaxes(style.time_axis("time (ms)", rows[list(names)].to_numpy(np.float64), _WIDE))
     header = style.header([style.bold("Eq. (6): the least sum"), *_facts(best)], "")
-    return style.finish(fig, _PLOT_PX, [header])
+    beyond = "extrapolated" in rows and bool(rows["extrapolated"].any())
+    return style.finish(fig, _PLOT_PX, [header, *([style.badge("extrapolated cost", "")] if beyond else [])])
 
 
 def _n_stages(rows: pd.DataFrame) -> int:

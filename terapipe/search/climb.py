@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from terapipe.errors import ScheduleError
+from terapipe.search.problem import Problem
 from terapipe.search.replay import Floats, Indices, Replay
-from terapipe.search.task import Task
 
 OVER_CAP = 1e200  # scores of slicings that do not fit: after all that do, the least peak first
 MAX_TIMED_ACTIONS = 600_000_000  # of all climbs of a search: a second or two
@@ -19,10 +19,10 @@ RELATIVE_GAIN = 1e-12  # less is rounding
 
 
 class Climber:
-    """Scores slicings of a task, given as lengths in tokens, and improves them."""
+    """Scores slicings, given as lengths in tokens, and improves them."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self.n_evaluated = self.n_timed = 0
         self._replays: dict[int, Replay | ScheduleError] = {}
 
@@ -30,7 +30,9 @@ class Climber:
         """The family's orders for a number of slices; `ScheduleError` where the family refuses it."""
         if n_slices not in self._replays:
             try:
-                self._replays[n_slices] = Replay(self.task.family, self.task.n_ranks, self.task.n_microbatches, n_slices)
+                self._replays[n_slices] = Replay(
+                    self.problem.family, self.problem.n_ranks, self.problem.n_microbatches, n_slices
+                )
             except ScheduleError as refused:
                 self._replays[n_slices] = refused
         found = self._replays[n_slices]
@@ -39,8 +41,8 @@ class Climber:
         return found
 
     def accepts(self, n_slices: int) -> bool:
-        """Whether the task and its family allow this number of slices."""
-        allowed = n_slices == self.task.n_slices if self.task.n_slices else 1 <= n_slices <= self.task.most_slices
+        """Whether the caller and the family allow this number of slices."""
+        allowed = n_slices == self.problem.n_slices if self.problem.n_slices else 1 <= n_slices <= self.problem.most_slices
         if allowed:
             try:
                 self.replay(n_slices)
@@ -49,16 +51,19 @@ class Climber:
         return allowed
 
     def scores(self, lengths: Indices) -> Floats:
-        """Makespan in ms of slicings with equally many slices, one a row; from `OVER_CAP` on those above the cap."""
+        """Makespan in ms of slicings with equally many slices, one a row; from `OVER_CAP` on those above the cap.
+
+        Infinite with a forbidden slice, whatever it needs: no cap makes it allowed.
+        """
         replay = self.replay(lengths.shape[1])
         self.n_evaluated += len(lengths)
         self.n_timed += len(lengths) * replay.n_actions
-        makespans = replay.makespans_ms(*self.task.times_ms(lengths))
-        cap = self.task.memory_cap_bytes
-        if self.task.memory is None or cap is None:
+        makespans = replay.makespans_ms(*self.problem.times_ms(lengths))
+        cap = self.problem.memory_cap_bytes
+        if self.problem.memory is None or cap is None:
             return makespans
-        peaks = replay.peak_bytes(self.task.memory, lengths)
-        return np.where(peaks <= cap, makespans, OVER_CAP * peaks / cap)
+        peaks = replay.peak_bytes(self.problem.memory, lengths)
+        return np.where((peaks > cap) & np.isfinite(makespans), OVER_CAP * peaks / cap, makespans)
 
     def climb(self, lengths: Indices) -> tuple[Indices, float]:
         """Move boundaries, then split and merge slices, until neither helps."""
@@ -76,9 +81,9 @@ class Climber:
 
     def _move(self, lengths: Indices, score: float) -> tuple[Indices, float]:
         """Move tokens between slices: as many as half the mean slice at first, a single grid cell at last."""
-        cells = max(1, self.task.n_units // (2 * len(lengths)))
+        cells = max(1, self.problem.n_units // (2 * len(lengths)))
         while len(lengths) > 1 and self.n_timed < MAX_TIMED_ACTIONS:
-            moves = self._transfers(lengths, cells * self.task.grid.granularity_tokens)
+            moves = self._transfers(lengths, cells * self.problem.grid.granularity_tokens)
             best, best_score = self._best(moves) if len(moves) else (lengths, score)
             if best_score < score * (1 - RELATIVE_GAIN):
                 lengths, score = best, best_score
@@ -110,7 +115,7 @@ class Climber:
         """Each slice cut into halves on the grid."""
         if not self.accepts(len(lengths) + 1):
             return np.empty((0, 0), dtype=np.int64)
-        granularity = self.task.grid.granularity_tokens
+        granularity = self.problem.grid.granularity_tokens
         halves = ((index, length // granularity // 2 * granularity) for index, length in enumerate(lengths))
         cut = [np.concatenate([lengths[:i], [half, lengths[i] - half], lengths[i + 1 :]]) for i, half in halves]
         return self._long_enough(cut)
@@ -129,4 +134,4 @@ class Climber:
 
     @property
     def _shortest(self) -> int:
-        return self.task.min_units * self.task.grid.granularity_tokens
+        return self.problem.min_units * self.problem.grid.granularity_tokens

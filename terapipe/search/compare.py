@@ -1,8 +1,9 @@
 """Slicings side by side under one cost model: latency, simulated step, distance to the best, and regret."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,9 @@ import pandas as pd
 from terapipe.config import ModelConfig
 from terapipe.cost import CallableCost, CostModel
 from terapipe.cost.model import CostFunction, Numbers, Times
-from terapipe.errors import SlicingError, check_integer
+from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError, check_integer
 from terapipe.schedule import Schedule, build_schedule
+from terapipe.search.bound import relative_gap
 from terapipe.simulator import simulate
 from terapipe.slicing import (
     Objective,
@@ -27,6 +29,7 @@ UNIFORM = (2, 4, 8, 16)
 COST_ERROR = 0.1  # of a slice's own part and of its context part, each way
 COLUMNS = [
     *("method", "slicing", "n_slices", "latency_ms", "makespan_ms", "bubble_fraction", "slowest_ms", "gap", "regret"),
+    *("extrapolated", "refused"),
 ]
 
 
@@ -52,9 +55,10 @@ def compare_slicings(
     seq_tokens, n_ranks : int
         Tokens of a sequence, and pipeline ranks.
     slicings : {name: Slicing or str}, optional
-        Added to "optimal" (the slicing DP), "whole", "uniform 2", 4, 8 and 16 where they fit, and
-        with a `model` "equal FLOPs" in as many slices as the DP's; one of those names replaces it.
-        Of one sequence; every microbatch is cut like that.
+        Added to "optimal" (the slicing DP's: the best on the grid of `granularity_tokens`; others
+        need not lie on it, so that their gap may be negative), "whole", "uniform 2", 4, 8 and 16 as
+        far as there are tokens, and with a `model` "equal FLOPs" in as many slices as the DP's; one
+        of those names replaces it. Of one sequence; every microbatch is cut like that.
     model : ModelConfig, optional
         Whose FLOPs "equal FLOPs" counts.
     n_microbatches : int
@@ -69,10 +73,21 @@ def compare_slicings(
     DataFrame
         One row a slicing: method, slicing (of the step), n_slices (of a microbatch).
         Of ONE microbatch, what the slicing DP minimises: latency_ms (`pipeline_latency_ms`),
-        slowest_ms (slowest slice, forward + backward), gap (latency ÷ the DP's lower bound − 1; below
-        0 only off the DP's grid), and regret: the worst gap if the truth is 10 % off, the own part t(l, 0) and the context part
+        slowest_ms (slowest slice, forward + backward), gap (latency ÷ the DP's lower bound − 1) and
+        regret: the worst gap if the truth is 10 % off, the own part t(l, 0) and the context part
         t(l, c) − t(l, 0) each up or down.
         Of the step, simulated with `schedule`: makespan_ms, bubble_fraction.
+        extrapolated: whether a slice of it has a cost beyond what was measured. refused: "", or why
+        numbers are NaN: a slice below `min_slice_tokens` or one that the cost cannot answer for
+        (all of them), or a slicing that the schedule's family cannot run (those of the step).
+
+    Raises
+    ------
+    SlicingError, CostError, ConfigError
+        For sizes that do not fit, what is no cost, slicing or model, slicings of another step, or
+        where "optimal" has no answer.
+    ScheduleError
+        For an unknown family.
 
     Examples
     --------
@@ -82,21 +97,41 @@ def compare_slicings(
     >>> {method: round(gap, 2) for method, gap in table["gap"].items()}
     {'optimal': 0.0, 'whole': 1.0, 'uniform 2': 1.14, 'uniform 4': 0.61, 'uniform 8': 0.23, 'uniform 16': 0.09}
     """
+    _check_types(cost, slicings, model)
     setting = _Setting(seq_tokens, n_ranks, n_microbatches, granularity_tokens, min_slice_tokens, objective)
     given = {name: setting.read(name, slicing) for name, slicing in (slicings or {}).items()}
-    plan = setting.plan(cost, n_ranks)
+    plan = setting.plan(cost)
+    build_schedule(schedule, n_ranks, uniform_slicing(seq_tokens, 1))  # every family runs it: an unknown one is refused here
     truths = [_mistaken(cost, own, context) for own, context in product((1 - COST_ERROR, 1 + COST_ERROR), repeat=2)]
-    bounds_ms = [plan.lower_bound_ms, *(setting.plan(truth, n_ranks).lower_bound_ms for truth in truths)]
+    bounds_ms = [plan.lower_bound_ms, *(setting.plan(truth).lower_bound_ms for truth in truths)]
     rows = []
     for method, slicing in (_usual_slicings(setting, plan.slicing, model) | given).items():
-        latencies = [pipeline_latency_ms(slicing, each, n_ranks, objective) for each in (cost, *truths)]
-        gap, *regrets = (latency / bound - 1 for latency, bound in zip(latencies, bounds_ms, strict=True))
-        slowest_ms = float(np.max(cost.step_ms(*slicing.units[:, 2:].T)))
         step = Slicing(slicing.microbatches * n_microbatches)
-        makespan_ms, bubble_fraction = _simulated(build_schedule(schedule, n_ranks, step), cost, slowest_ms)
-        n_slices = len(slicing.units)
-        rows.append((method, str(step), n_slices, latencies[0], makespan_ms, bubble_fraction, slowest_ms, gap, max(regrets)))
+        row: dict[str, Any] = {
+            "method": method,
+            "slicing": str(step),
+            "n_slices": len(slicing.units),
+            "extrapolated": False,
+            "refused": "",
+        }
+        try:
+            row |= setting.numbers(slicing, [cost, *truths], bounds_ms)
+            row |= _simulated(build_schedule(schedule, n_ranks, step), cost, row["slowest_ms"])
+        except (CostError, SlicingError, ScheduleError) as refused:
+            if slicing is plan.slicing and not isinstance(refused, ScheduleError):
+                raise
+            row["refused"] = str(refused)
+        rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _check_types(cost: object, slicings: object, model: object) -> None:
+    if not isinstance(cost, CostModel):
+        raise CostError(f"cost={cost!r}: needs one CostModel, of one stage; the stages are alike.")
+    if not isinstance(slicings, Mapping | None):
+        raise SlicingError(f"slicings={slicings!r}: needs {{name: Slicing or notation}}, e.g. {{'mine': '[(1, [512, 512])]'}}.")
+    if not isinstance(model, ModelConfig | None):
+        raise ConfigError(f"model={model!r}: needs a ModelConfig, e.g. ModelConfig.preset('tour').")
 
 
 @dataclass(frozen=True)
@@ -113,12 +148,12 @@ class _Setting:
     def __post_init__(self) -> None:
         check_integer("n_microbatches", self.n_microbatches, 1, SlicingError)
 
-    def plan(self, cost: CostModel, n_stages: int) -> SlicingPlan:
+    def plan(self, cost: CostModel) -> SlicingPlan:
         """The slicing DP's answer for one microbatch."""
         return optimal_slicing(
             cost,
             self.seq_tokens,
-            n_stages,
+            self.n_ranks,
             granularity_tokens=self.granularity_tokens,
             min_slice_tokens=self.min_slice_tokens,
             objective=self.objective,
@@ -138,11 +173,27 @@ class _Setting:
             )
         return Slicing((first,))
 
+    def numbers(self, slicing: Slicing, costs: Sequence[CostModel], bounds_ms: Sequence[float]) -> dict[str, Any]:
+        """What a row says of one microbatch; `costs` and `bounds_ms` begin with the cost model's own, then each truth's."""
+        units = slicing.units[:, 2:].T
+        shortest = int(units[0].min())
+        if shortest < self.min_slice_tokens:
+            raise SlicingError(f"a slice of {shortest} tokens is shorter than min_slice_tokens={self.min_slice_tokens}.")
+        latencies = [pipeline_latency_ms(slicing, each, self.n_ranks, self.objective) for each in costs]
+        gap, *regrets = map(relative_gap, latencies, bounds_ms)
+        return {
+            "latency_ms": latencies[0],
+            "slowest_ms": float(np.max(costs[0].step_ms(*units))),
+            "gap": gap,
+            "regret": max(regrets),
+            "extrapolated": bool(np.any(costs[0].is_extrapolated(*units))),
+        }
+
 
 def _usual_slicings(setting: _Setting, optimal: Slicing, model: ModelConfig | None) -> dict[str, Slicing]:
     chosen = {"optimal": optimal, "whole": uniform_slicing(setting.seq_tokens, 1)}
     for n_slices in UNIFORM:
-        if n_slices * setting.min_slice_tokens <= setting.seq_tokens:
+        if n_slices <= setting.seq_tokens:
             chosen[f"uniform {n_slices}"] = uniform_slicing(setting.seq_tokens, n_slices)
     if model is not None:
         chosen["equal FLOPs"] = equal_flops_slicing(model, setting.seq_tokens, optimal.microbatches[0].n_slices)
@@ -166,8 +217,8 @@ def _mistaken(cost: CostModel, own_factor: float, context_factor: float) -> Cost
     return CallableCost(scaled(cost.forward_ms), scaled(cost.backward_ms))
 
 
-def _simulated(schedule: Schedule, cost: CostModel, slowest_ms: float) -> tuple[float, float]:
+def _simulated(schedule: Schedule, cost: CostModel, slowest_ms: float) -> dict[str, float]:
     if np.isinf(slowest_ms):  # a forbidden slice, which the simulator refuses
-        return np.inf, np.nan
+        return {"makespan_ms": np.inf}
     timeline = simulate(schedule, cost)
-    return timeline.makespan_ms, timeline.bubble_fraction
+    return {"makespan_ms": timeline.makespan_ms, "bubble_fraction": timeline.bubble_fraction}

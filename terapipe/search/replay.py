@@ -8,14 +8,12 @@ What `tp.simulate` gives is the same; this is the part of it that a search repea
 
 from functools import cached_property
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from terapipe.cost import MemoryModel
-from terapipe.errors import ScheduleError
 from terapipe.schedule import Schedule, build_schedule
-from terapipe.schedule.graph import B_CODE, F_CODE
+from terapipe.schedule.graph import B_CODE
 from terapipe.slicing import uniform_slicing
 
 Floats = npt.NDArray[np.float64]
@@ -26,12 +24,12 @@ class Replay:
     """One family on `n_ranks` ranks, with `n_microbatches` microbatches cut alike into `n_slices` slices."""
 
     def __init__(self, family: str, n_ranks: int, n_microbatches: int, n_slices: int) -> None:
+        from terapipe.search.passes import topological_order  # numba loads only where it is needed
+
         schedule = build_schedule(family, n_ranks, uniform_slicing(n_slices, n_slices, n_microbatches))
         graph = schedule.graph
-        if not np.isin(graph.kind, (F_CODE, B_CODE)).all() or (graph.stage != graph.rank).any():
-            raise ScheduleError(f"{family}: slicings are searched for families of F and B with one stage on each rank.")
         rank_starts = np.searchsorted(graph.rank, np.arange(n_ranks + 1))
-        order = _topological_order(graph.dependencies, rank_starts)
+        order = topological_order(graph.dependencies, rank_starts)
         before = np.where(graph.step > 0, np.arange(graph.n_actions) - 1, -1)
         inputs = np.column_stack([graph.dependencies, before])
         place = np.empty(graph.n_actions + 1, dtype=np.int64)
@@ -43,8 +41,10 @@ class Replay:
 
     def makespans_ms(self, forward_ms: Floats, backward_ms: Floats) -> Floats:
         """Step time of each slicing; both arrays have one row a slicing, one column a slice."""
+        from terapipe.search.passes import longest_paths
+
         durations = np.ascontiguousarray(np.concatenate([forward_ms, backward_ms], axis=1))
-        times: Floats = _longest_paths(self.inputs, self.rows, durations)
+        times: Floats = longest_paths(self.inputs, self.rows, durations)
         return times
 
     def peak_bytes(self, memory: MemoryModel, slice_tokens: Indices) -> Floats:
@@ -79,43 +79,3 @@ def _held_states(schedule: Schedule) -> tuple[Indices, Indices]:
                     del n_left[action.microbatch]
     table = np.array(sorted(states), dtype=np.int64)
     return table[:, :-1], table[:, -1]
-
-
-@numba.njit(cache=True)
-def _topological_order(dependencies: Indices, rank_starts: Indices) -> Indices:
-    """All actions of a valid schedule, each after its inputs: rank after rank as far as it can go, again and again."""
-    n_ranks = len(rank_starts) - 1
-    order = np.empty(len(dependencies), dtype=np.int64)
-    done = np.zeros(len(dependencies) + 1, dtype=np.bool_)
-    done[-1] = True  # index −1: no input
-    heads = rank_starts[:-1].copy()
-    n_done = 0
-    while n_done < len(dependencies):
-        for rank in range(n_ranks):
-            action = heads[rank]
-            while action < rank_starts[rank + 1] and done[dependencies[action, 0]] and done[dependencies[action, 1]]:
-                if not done[dependencies[action, 2]]:
-                    break
-                done[action] = True
-                order[n_done] = action
-                n_done += 1
-                action += 1
-            heads[rank] = action
-    return order
-
-
-@numba.njit(cache=True)
-def _longest_paths(inputs: Indices, rows: Indices, durations: Floats) -> Floats:
-    """End of the last action, for each row of durations."""
-    n_actions = len(inputs)
-    ends = np.zeros(n_actions + 1)
-    latest = np.zeros(len(durations))
-    for case in range(len(durations)):
-        last = 0.0
-        for action in range(n_actions):
-            start = max(ends[inputs[action, 0]], ends[inputs[action, 1]], ends[inputs[action, 2]], ends[inputs[action, 3]])
-            end = start + durations[case, rows[action]]
-            ends[action] = end
-            last = max(last, end)
-        latest[case] = last
-    return latest

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 
 from terapipe.cost import CostModel, MemoryModel
-from terapipe.errors import SlicingError
+from terapipe.errors import ScheduleError, SlicingError
 from terapipe.schedule import Schedule, build_schedule
-from terapipe.search.bound import Bound, bound_step
-from terapipe.search.climb import OVER_CAP, Climber
-from terapipe.search.replay import Indices
-from terapipe.search.starts import (
+from terapipe.search.bound import Bound, bound_step, relative_gap
+from terapipe.search.candidates import (
+    allowed_start,
     equal_time_start,
     least_memory_start,
     prefix_ms,
@@ -19,10 +18,13 @@ from terapipe.search.starts import (
     slice_counts,
     uniform_start,
 )
-from terapipe.search.task import Task
+from terapipe.search.climb import OVER_CAP, Climber
+from terapipe.search.problem import MAX_SLICES, Problem
+from terapipe.search.replay import Indices
 from terapipe.simulator import simulate
 from terapipe.slicing import Slicing
 from terapipe.slicing.tables import Grid
+from terapipe.timeline import SIMULATED_EXTRAPOLATED
 
 N_CLIMBS = 4  # starts that are improved, with different numbers of slices
 N_WORSE = 5  # numbers of slices tried in a row without a shorter step: the last has 2–3 times as many as the best
@@ -47,6 +49,8 @@ class SlicingSearch:
         Most bytes on any rank; NaN without a memory model.
     schedule : Schedule
         The family's schedule of the slicing.
+    extrapolated : bool
+        Whether a slice of it has a cost beyond what was measured (see `CostModel.is_extrapolated`).
     n_evaluated : int
         Slicings timed.
     candidates : DataFrame
@@ -60,13 +64,14 @@ class SlicingSearch:
     bound_holds_for: str
     peak_bytes: float
     schedule: Schedule
+    extrapolated: bool
     n_evaluated: int
     candidates: pd.DataFrame
 
     @property
     def gap(self) -> float:
-        """makespan_ms ÷ lower_bound_ms − 1: no slicing is better by more."""
-        return self.makespan_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else np.nan
+        """makespan_ms ÷ lower_bound_ms − 1: no slicing is better by more; 0 where both are 0."""
+        return relative_gap(self.makespan_ms, self.lower_bound_ms)
 
 
 def search_slicing(
@@ -102,7 +107,10 @@ def search_slicing(
     memory, memory_cap_bytes : MemoryModel and float, optional
         With a cap no rank's peak (`memory.peak_bytes`) is above it.
     n_slices : int, optional
-        Exactly so many slices a microbatch; default: any number up to `max_slices` (default 64).
+        Exactly so many slices a microbatch; default: any number up to `max_slices`.
+    max_slices : int, optional
+        Default 64, or as many as the slicing DP needs where up to 64 slices are all too long to be
+        allowed.
     granularity_tokens, min_slice_tokens : int
         Slice lengths are multiples of the one and at least the other. Up to 2,048 multiples in a
         sequence the lower bound holds for any cost (see `bound_holds_for`).
@@ -127,39 +135,51 @@ def search_slicing(
     '[(1, [320, 224, 176, 160, 144])] * 8'
     """
     grid = Grid(seq_tokens, granularity_tokens, min_slice_tokens)
-    task = Task(cost, grid, n_ranks, n_microbatches, schedule, n_slices, max_slices, memory, memory_cap_bytes)
-    climber = Climber(task)
+    problem = Problem(cost, grid, n_ranks, n_microbatches, schedule, n_slices, max_slices, memory, memory_cap_bytes)
+    climber = Climber(problem)
     starts = _starts(climber)
+    if _least(starts) == np.inf:
+        allowed = allowed_start(problem)
+        if allowed is not None and n_slices is None and max_slices is None:
+            # The default limit must not make a problem impossible.
+            problem = replace(problem, max_slices=max(MAX_SLICES, len(allowed)))
+            climber = Climber(problem)
+        if allowed is not None and climber.accepts(len(allowed)):
+            starts.append(_scored(climber, f"slicing DP, {n_ranks} stages", allowed))
     only_whole = all(len(lengths) == 1 for _, lengths, _ in starts)
-    bound = bound_step(replace(task, n_slices=1, max_slices=None) if only_whole else task)
+    bound = bound_step(replace(problem, n_slices=1, max_slices=None) if only_whole else problem)
     if bound.lengths is not None and climber.accepts(len(bound.lengths)):
         starts.append(_scored(climber, f"slicing DP, {n_ranks} stages", bound.lengths))
     found = _climb_best(climber, starts)
     best = min(found, key=lambda each: each[2])
-    _refuse_impossible(task, climber, best)
+    _refuse_impossible(problem, climber, best)
     return _result(climber, bound, found, best)
 
 
 def _starts(climber: Climber) -> Found:
     """Starting slicings with their scores; no more slices once steps only get longer with their number."""
-    task, n_worse = climber.task, 0
+    problem, n_worse = climber.problem, 0
     starts: Found = []
-    prefixes = prefix_ms(task)
-    for count in filter(climber.accepts, slice_counts(task)):
-        named = [("equal", uniform_start(task, count)), ("equal time", equal_time_start(task, count, prefixes))]
-        if task.memory is not None and task.memory_cap_bytes is not None:
-            named.append(("least memory", least_memory_start(task, climber.replay(count), task.memory)))
+    prefixes = prefix_ms(problem)
+    for count in filter(climber.accepts, slice_counts(problem)):
+        named = [("equal", uniform_start(problem, count)), ("equal time", equal_time_start(problem, count, prefixes))]
+        if problem.memory is not None and problem.memory_cap_bytes is not None:
+            named.append(("least memory", least_memory_start(problem, climber.replay(count), problem.memory)))
         scored = [_scored(climber, name, lengths) for name, lengths in (named if count > 1 else [("whole", named[0][1])])]
-        best = min((score for _, _, score in starts), default=np.inf)
-        n_worse = 0 if min(score for _, _, score in scored) < best else n_worse + 1
+        best = _least(starts)  # infinite as long as all are forbidden: more slices may not be
+        n_worse = 0 if best == np.inf or _least(scored) < best else n_worse + 1
         starts += scored
         if n_worse == N_WORSE:
             break
     if not starts:
-        climber.replay(slice_counts(task)[0])  # the family refuses it, and says why
+        climber.replay(slice_counts(problem)[0])  # the family refuses it, and says why
     if any(len(lengths) > 1 for _, lengths, _ in starts):
-        starts += [_scored(climber, *named) for named in program_starts(task) if climber.accepts(len(named[1]))]
+        starts += [_scored(climber, *named) for named in program_starts(problem) if climber.accepts(len(named[1]))]
     return starts
+
+
+def _least(found: Found) -> float:
+    return min((score for _, _, score in found), default=np.inf)
 
 
 def _scored(climber: Climber, name: str, lengths: Indices) -> tuple[str, Indices, float]:
@@ -177,40 +197,59 @@ def _climb_best(climber: Climber, starts: Found) -> Found:
     return starts + climbed
 
 
-def _refuse_impossible(task: Task, climber: Climber, best: tuple[str, Indices, float]) -> None:
+def _refuse_impossible(problem: Problem, climber: Climber, best: tuple[str, Indices, float]) -> None:
     _, lengths, score = best
-    if np.isinf(score):
-        raise SlicingError("every slicing tried has a slice of infinite cost. Allow other lengths (granularity, n_slices).")
-    if score >= OVER_CAP and task.memory is not None:
-        least = climber.replay(len(lengths)).peak_bytes(task.memory, lengths[np.newaxis])[0]
-        raise SlicingError(
-            f"memory_cap_bytes={task.memory_cap_bytes:g}: {task.family} needs at least {least:.0f} bytes on a rank, with "
-            f"{task.slicing(lengths)}; weights alone are {task.memory.weight_bytes}. Raise the cap, or allow other slices."
-        )
+    if score < OVER_CAP:
+        return
+    tried, remedy = _limits(problem, climber)
+    remedy += "other lengths (granularity_tokens, min_slice_tokens)"
+    if np.isinf(score) or problem.memory is None:
+        raise SlicingError(f"every slicing tried{tried} has a slice of infinite cost. Allow {remedy}, or a finite cost.")
+    least = climber.replay(len(lengths)).peak_bytes(problem.memory, lengths[np.newaxis])[0]
+    raise SlicingError(
+        f"memory_cap_bytes={problem.memory_cap_bytes:g}: the least found{tried} needs {least:.0f} bytes on a rank under "
+        f"{problem.family}, with {problem.slicing(lengths)}; weights alone are {problem.memory.weight_bytes}. Raise the cap, "
+        f"or allow {remedy}."
+    )
+
+
+def _limits(problem: Problem, climber: Climber) -> tuple[str, str]:
+    """What limits the number of slices, and what would widen it; both empty where nothing does."""
+    try:
+        climber.replay(2)
+    except ScheduleError:
+        return f" under {problem.family}, of whole microbatches,", "a family that takes slices ('seq1f1b'), "
+    if problem.n_slices is not None:
+        return f" with n_slices={problem.n_slices}", "another n_slices, "
+    if problem.most_slices < problem.n_units // problem.min_units:
+        return f" with at most max_slices={problem.most_slices}", "a larger max_slices, "
+    return "", ""
 
 
 def _result(climber: Climber, bound: Bound, found: Found, best: tuple[str, Indices, float]) -> SlicingSearch:
-    task = climber.task
-    slicing = task.slicing(best[1])
-    schedule = build_schedule(task.family, task.n_ranks, slicing)
+    problem = climber.problem
+    slicing = problem.slicing(best[1])
+    schedule = build_schedule(problem.family, problem.n_ranks, slicing)
+    timeline = simulate(schedule, problem.cost)
     return SlicingSearch(
         slicing=slicing,
-        makespan_ms=simulate(schedule, task.cost).makespan_ms,
+        makespan_ms=timeline.makespan_ms,
         lower_bound_ms=bound.lower_bound_ms,
         bound_holds_for=bound.holds_for,
-        peak_bytes=np.nan if task.memory is None else float(task.memory.peak_bytes(schedule).max()),
+        peak_bytes=np.nan if problem.memory is None else float(problem.memory.peak_bytes(schedule).max()),
         schedule=schedule,
+        extrapolated=timeline.source == SIMULATED_EXTRAPOLATED,
         n_evaluated=climber.n_evaluated,
         candidates=_candidates(climber, found),
     )
 
 
 def _candidates(climber: Climber, found: Found) -> pd.DataFrame:
-    task, rows = climber.task, []
+    problem, rows = climber.problem, []
     for method, lengths, score in sorted(found, key=lambda each: each[2]):
         replay = climber.replay(len(lengths))
-        makespan = replay.makespans_ms(*task.times_ms(lengths[np.newaxis]))[0]
-        peak = np.nan if task.memory is None else replay.peak_bytes(task.memory, lengths[np.newaxis])[0]
-        rows.append((method, str(task.slicing(lengths)), len(lengths), makespan, peak, score < OVER_CAP))
+        makespan = replay.makespans_ms(*problem.times_ms(lengths[np.newaxis]))[0]
+        peak = np.nan if problem.memory is None else replay.peak_bytes(problem.memory, lengths[np.newaxis])[0]
+        rows.append((method, str(problem.slicing(lengths)), len(lengths), makespan, peak, score < OVER_CAP))
     names = ["method", "slicing", "n_slices", "makespan_ms", "peak_bytes", "fits"]
     return pd.DataFrame(rows, columns=names).drop_duplicates("slicing", ignore_index=True)

@@ -144,8 +144,11 @@ class _Search:
                 if self._is_open(part):
                     heapq.heappush(boxes, part)
         if not np.isfinite(self.best):
+            most = self.program.max_slices
+            limit = f" in at most max_slices={most} slices" if most else ""
             raise SlicingError(
-                "no slicing covers the sequence: too many slices are forbidden (infinite cost, min_slice_tokens, max_slices)."
+                f"no slicing covers the sequence{limit}: too many slices are forbidden (infinite cost, min_slice_tokens). "
+                "Allow more slices, other lengths, or look where the cost is infinite."
             )
         return Found(float(self.best), self.cut, float(self.slowest.sum()), self.n_programs)
 

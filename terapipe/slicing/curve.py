@@ -1,17 +1,19 @@
 """The two terms of eq. (6) as functions of t_max: what the slicing DP trades against each other."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from terapipe.cost import CostModel
 from terapipe.errors import SlicingError, check_integer
-from terapipe.slicing.latency import stage_costs
+from terapipe.slicing.latency import distinct, stage_costs
 from terapipe.slicing.optimal import optimal_slicing
 from terapipe.slicing.tables import Grid, slice_costs
 
 
 def t_max_curve(
-    cost: CostModel,
+    cost: CostModel | Sequence[CostModel],
     seq_tokens: int,
     n_stages: int,
     n_points: int = 60,
@@ -31,15 +33,18 @@ def t_max_curve(
     -------
     DataFrame
         t_max_ms; sum_ms, the least Σ t over slicings whose slices all take at most t_max; waiting_ms =
-        (K−1)·t_max; latency_ms, their sum; n_slices; optimal, true for the row of the optimum.
+        (K−1)·t_max; latency_ms, their sum; n_slices; optimal, true for the row of the optimum;
+        extrapolated, true where any slice to choose among has a cost beyond what was measured.
     """
     from terapipe.slicing.boxes import Program  # numba loads only where it is needed
 
     check_integer("n_points", n_points, 2, SlicingError)
-    stage_costs(cost, n_stages)
+    alike = distinct(stage_costs(cost, n_stages))
+    if len(alike) > 1:
+        raise SlicingError(f"{len(alike)} different costs: eq. (6) is for stages that are alike. Give one cost.")
     grid = Grid(seq_tokens, granularity_tokens, min_slice_tokens)
     best = optimal_slicing(cost, seq_tokens, n_stages, 1, granularity_tokens, "paper", None, min_slice_tokens)
-    step_ms = slice_costs([cost], grid, [1])[0].sum(axis=0)
+    step_ms = slice_costs(alike, grid, [1])[0].sum(axis=0)
     program = Program(step_ms, step_ms[np.newaxis], n_stages - 1, grid.n_units)
     reachable = step_ms[np.isfinite(step_ms) & (step_ms > 0)]
     limits = np.geomspace(reachable.min(), reachable.max(), n_points) if len(reachable) else np.zeros(1)
@@ -49,4 +54,5 @@ def t_max_curve(
         if cut:
             waiting = (n_stages - 1) * limit
             rows.append((limit, total, waiting, total + waiting, len(cut[0][1]), limit == best.t_max_ms))
-    return pd.DataFrame(rows, columns=["t_max_ms", "sum_ms", "waiting_ms", "latency_ms", "n_slices", "optimal"])
+    columns = ["t_max_ms", "sum_ms", "waiting_ms", "latency_ms", "n_slices", "optimal"]
+    return pd.DataFrame(rows, columns=columns).assign(extrapolated=best.extrapolated)

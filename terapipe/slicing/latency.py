@@ -70,3 +70,12 @@ def stage_costs(cost: CostModel | Sequence[CostModel], n_stages: int) -> list[Co
     if not isinstance(cost, CostModel) and len(costs) != n_stages:
         raise SlicingError(f"{len(costs)} cost models for {n_stages} stages; give one for all, or one for each.")
     return costs
+
+
+def distinct(costs: Sequence[CostModel]) -> list[CostModel]:
+    """The different cost models among those given; equal ones stand for each other."""
+    found: list[CostModel] = []
+    for cost in costs:
+        if cost not in found:
+            found.append(cost)
+    return found

@@ -7,8 +7,8 @@ import numpy as np
 
 from terapipe.cost import CostModel
 from terapipe.errors import SlicingError, check_integer
-from terapipe.slicing.latency import Objective, check_objective, stage_costs
-from terapipe.slicing.tables import Grid, slice_costs
+from terapipe.slicing.latency import Objective, check_objective, distinct, stage_costs
+from terapipe.slicing.tables import Grid, is_extrapolated, slice_costs
 from terapipe.slicing.value import MicrobatchSlices, Slicing
 
 
@@ -30,7 +30,8 @@ class SlicingPlan:
     objective : str
     n_stages : int
     extrapolated : bool
-        Whether a slice of it has a cost beyond what was measured (see `CostModel.is_extrapolated`).
+        Whether a slice that it was chosen among has a cost beyond what was measured (see
+        `CostModel.is_extrapolated`).
     """
 
     slicing: Slicing
@@ -105,7 +106,7 @@ def optimal_slicing(
     if max_slices is not None:
         check_integer("max_slices", max_slices, 1, SlicingError)
     grid = Grid(seq_tokens, granularity_tokens, min_slice_tokens)
-    if len({id(each) for each in costs}) == 1:
+    if len(distinct(costs)) == 1:
         return _equal_stages(costs[0], grid, n_stages, batch_sequences, objective, max_slices)
     from terapipe.slicing.unlike import search_unlike_stages
 
@@ -118,7 +119,8 @@ def _equal_stages(
     # numba is imported here: planning is the only work that needs it.
     from terapipe.slicing.boxes import Program, search_boxes
 
-    (times,) = slice_costs([cost], grid, range(1, batch_sequences + 1))
+    sizes = range(1, batch_sequences + 1)
+    (times,) = slice_costs([cost], grid, sizes)
     summed = times.sum(axis=0)
     limited = summed[np.newaxis] if objective == "paper" else times
     program = Program(summed, limited, n_stages - 1, grid.n_units, batch_sequences, max_slices or 0)
@@ -132,10 +134,5 @@ def _equal_stages(
         n_programs=found.n_programs,
         objective=objective,
         n_stages=n_stages,
-        extrapolated=any_extrapolated([cost], slicing),
+        extrapolated=is_extrapolated([cost], grid, sizes),
     )
-
-
-def any_extrapolated(costs: Sequence[CostModel], slicing: Slicing) -> bool:
-    """Whether any slice has a cost beyond what was measured."""
-    return any(bool(np.any(cost.is_extrapolated(*slicing.units[:, 2:].T))) for cost in costs)

@@ -31,7 +31,9 @@ class Grid:
                 f"use a divisor of it, e.g. {near[0]}."
             )
         if self.min_slice_tokens > self.seq_tokens:
-            raise SlicingError(f"min_slice_tokens={self.min_slice_tokens} is more than seq_tokens={self.seq_tokens}.")
+            raise SlicingError(
+                f"min_slice_tokens={self.min_slice_tokens} is more than seq_tokens={self.seq_tokens}. Use at most that."
+            )
 
     @property
     def n_units(self) -> int:
@@ -49,6 +51,12 @@ class Grid:
         starts = np.repeat(np.arange(n), np.arange(n, 0, -1))
         lengths = np.arange(len(starts)) - (starts * n - starts * (starts - 1) // 2) + 1
         return lengths * self.granularity_tokens, starts * self.granularity_tokens
+
+    def allowed_cells(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Those of `cells` that are long enough."""
+        lengths, contexts = self.cells()
+        long_enough = lengths >= self.min_slice_tokens
+        return lengths[long_enough], contexts[long_enough]
 
     def lengths(self, ends: npt.NDArray[np.int64]) -> tuple[int, ...]:
         """Slice lengths in tokens from the slices' ends in units."""
@@ -71,7 +79,17 @@ def slice_costs(costs: Sequence[CostModel], grid: Grid, n_sequences: Sequence[in
                 times[row, phase, place, allowed] = as_times(function(lengths, contexts, sequences), lengths, contexts)
     forbidden = np.isinf(times).any(axis=(0, 1))
     if forbidden.all():
-        raise SlicingError("every slice is forbidden: its cost is infinite, or it is shorter than min_slice_tokens.")
+        raise SlicingError(
+            f"every slice of seq_tokens={grid.seq_tokens} is forbidden: those of multiples of "
+            f"granularity_tokens={grid.granularity_tokens} and at least min_slice_tokens={grid.min_slice_tokens} have an "
+            "infinite cost. Allow other lengths, or look where the cost is infinite."
+        )
     if forbidden.any():
         times[:, :, forbidden] = np.inf
     return times
+
+
+def is_extrapolated(costs: Sequence[CostModel], grid: Grid, n_sequences: Sequence[int]) -> bool:
+    """Whether any slice to choose among has a cost beyond what was measured: then so has the choice."""
+    cells = grid.allowed_cells()
+    return any(bool(np.any(cost.is_extrapolated(*cells, sequences))) for cost in costs for sequences in n_sequences)

@@ -7,17 +7,18 @@ prefixes (`paths`), which is complete where few prefixes can still become the be
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from terapipe.cost import CostModel
 from terapipe.errors import SlicingError
 from terapipe.slicing.boxes import ROUNDING, Cut, Found, Program, cells_of, search_boxes
-from terapipe.slicing.latency import Objective
-from terapipe.slicing.optimal import SlicingPlan, any_extrapolated
+from terapipe.slicing.latency import Objective, distinct
+from terapipe.slicing.optimal import SlicingPlan
 from terapipe.slicing.paths import longest_path, rest_bounds, search_prefixes
 from terapipe.slicing.program import Cells
-from terapipe.slicing.tables import Grid, slice_costs
+from terapipe.slicing.tables import Grid, is_extrapolated, slice_costs
 from terapipe.slicing.value import MicrobatchSlices, Slicing
 
 MOST_PREFIXES, FEWEST_PREFIXES = 256, 16  # units that the search over prefixes takes; more are searched on a coarser grid
@@ -45,7 +46,7 @@ def search_unlike_stages(
         n_programs=stages.n_programs,
         objective=objective,
         n_stages=len(costs),
-        extrapolated=any_extrapolated(costs, slicing),
+        extrapolated=is_extrapolated(distinct(costs), grid, range(1, batch_sequences + 1)),
     )
 
 
@@ -55,11 +56,11 @@ class _Stages:
     def __init__(
         self, costs: Sequence[CostModel], grid: Grid, batch_sequences: int, objective: Objective, max_slices: int
     ) -> None:
-        distinct = list({id(cost): cost for cost in costs}.values())
+        different = distinct(costs)
         self.costs, self.grid, self.objective = costs, grid, objective
         self.batch_sequences, self.max_slices = batch_sequences, max_slices
-        self.row_of = np.array([next(row for row, each in enumerate(distinct) if each is cost) for cost in costs])
-        times = slice_costs(distinct, grid, range(1, batch_sequences + 1))
+        self.row_of = np.array([different.index(cost) for cost in costs])
+        times = slice_costs(different, grid, range(1, batch_sequences + 1))
         self.times = times.sum(axis=1, keepdims=True) if objective == "paper" else times  # row, phase, size, cell
         self.n_programs = 0
 
@@ -97,11 +98,13 @@ class _Stages:
         return max([through.latency, *along]), [through.cut, *(each.cut for each in simpler), *self._equal_slices()]
 
     def _equal_slices(self) -> Iterator[Cut]:
-        """One sequence a microbatch, in 1, 2, 4, … slices as equal as the grid allows."""
-        n, n_slices = self.grid.n_units, 1
-        while n_slices <= min(n, self.max_slices or n):
-            yield [(1, np.arange(1, n_slices + 1) * n // n_slices)] * self.batch_sequences
-            n_slices *= 2
+        """Microbatches of equal size, in 1, 2, 4, … slices as equal as the grid allows."""
+        n, batch = self.grid.n_units, self.batch_sequences
+        for size in (size for size in range(1, batch + 1) if batch % size == 0):
+            n_slices = 1
+            while n_slices <= min(n, self.max_slices or n):
+                yield [(size, np.arange(1, n_slices + 1) * n // n_slices)] * (batch // size)
+                n_slices *= 2
 
     def _solve(self, summed: Cells, limited: Cells, weight: float) -> Found:
         program = Program(summed, limited, weight, self.grid.n_units, self.batch_sequences, self.max_slices)
@@ -123,7 +126,7 @@ class _Stages:
         return self._solve(summed, summed[np.newaxis], 0).latency
 
     def improved(self, cut: Cut) -> Cut:
-        """The cut after moving, adding and removing boundaries while that helps."""
+        """The cut after moving, adding and removing boundaries, and changing places of microbatches, while that helps."""
         best, step = self.latency(cut), max(1, self.grid.n_units // 8)
         while step:
             better = next((other for other in self._neighbours(cut, step) if self.latency(other) < best * (1 - ROUNDING)), None)
@@ -134,6 +137,9 @@ class _Stages:
         return cut
 
     def _neighbours(self, cut: Cut, step: int) -> Iterator[Cut]:
+        for index, (first, second) in enumerate(pairwise(cut)):
+            if first[0] != second[0] or not np.array_equal(first[1], second[1]):
+                yield [*cut[:index], second, first, *cut[index + 2 :]]
         for index, (size, ends) in enumerate(cut):
             bounds = np.concatenate([[0], ends])
             inner = np.arange(len(ends) - 1)

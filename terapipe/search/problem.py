@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from terapipe.cost import CostModel, MemoryModel, as_times
-from terapipe.errors import CostError, SlicingError, check_integer
+from terapipe.errors import CostError, SlicingError, as_number, check_integer
 from terapipe.search.replay import Floats, Indices
-from terapipe.slicing import MicrobatchSlices, Slicing
+from terapipe.slicing import MicrobatchSlices, Slicing, SlicingPlan, optimal_slicing
 from terapipe.slicing.tables import Grid
 
 MAX_SLICES = 64  # searched unless another number is asked for
 
 
 @dataclass(frozen=True)
-class Task:
+class Problem:
     """A step of `n_microbatches` microbatches of one sequence each, all cut alike; see `search_slicing`."""
 
     cost: CostModel
@@ -58,7 +58,7 @@ class Task:
                 f"memory_cap_bytes={self.memory_cap_bytes!r} without memory=: say what a slice keeps, "
                 "e.g. memory=MemoryModel(model, dtype, n_layers=…)."
             )
-        if not self.memory_cap_bytes > 0:
+        if not as_number(self.memory_cap_bytes) > 0:
             raise CostError(f"memory_cap_bytes={self.memory_cap_bytes!r}: needs a positive number of bytes.")
 
     @property
@@ -77,9 +77,20 @@ class Task:
         return self.n_slices or min(self.max_slices or MAX_SLICES, self.n_units // self.min_units)
 
     def coarser(self, max_units: int) -> int:
-        """The finest granularity, in tokens, with at most `max_units` cells; slices on it are on the task's grid too."""
+        """The finest granularity, in tokens, with at most `max_units` cells; slices on it are on the finer grid too."""
         cells = next(n for n in range(min(max_units, self.n_units), 0, -1) if self.n_units % n == 0)
         return self.grid.seq_tokens // cells
+
+    def plan(self, n_stages: int, granularity_tokens: int, max_slices: int | None) -> SlicingPlan:
+        """The slicing DP's answer for one microbatch; `SlicingError` where every slicing is forbidden."""
+        return optimal_slicing(
+            self.cost,
+            self.grid.seq_tokens,
+            n_stages,
+            granularity_tokens=granularity_tokens,
+            max_slices=max_slices,
+            min_slice_tokens=self.grid.min_slice_tokens,
+        )
 
     def times_ms(self, lengths: Indices) -> tuple[Floats, Floats]:
         """Forward and backward of slicings in tokens, one a row."""
