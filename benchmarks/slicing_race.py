@@ -16,7 +16,7 @@ from terapipe.experiment import Predictor, RaceResult, prepare_race, run_race
 
 N_SLICES = (1, 2, 4, 8, 16)
 N_EMULATED_RANKS, N_EMULATED_ROUNDS = 8, 12
-N_RANKS, N_ROUNDS, ROUNDS_PER_PROBE = 2, 16, 4
+N_RANKS, N_ROUNDS, ROUNDS_PER_PROBE = 2, 16, 2
 
 
 def long_sequence_cost() -> tp.CallableCost:
@@ -69,8 +69,8 @@ def on_this_machine(scratch: Path, seq_tokens: int = 1024) -> None:
         placed = [spec.replaced(directory=scratch / f"run-{index}") for index, spec in enumerate(prepared)]
         result = run_race(ranks, placed, prepare_all(placed), probe=predictor.probe, rounds_per_probe=ROUNDS_PER_PROBE)
         result = replace(result, predicted=[predictor.timeline(spec) for spec in placed[:-1]])
-        contention = predictor.before.contention_raw
-        print(f"\n{N_RANKS} CPU ranks, measured; contention {contention:.3f} measured before: {plan.slicing}")
+        contention = [round(profile.contention_raw, 3) for profile in (predictor.before, predictor.profile)]
+        print(f"\n{N_RANKS} CPU ranks, measured; contention {contention} (before the race, all in all): {plan.slicing}")
         show(result, slicings)
         print(predictor.profile.report().round(3).to_string())
 

@@ -69,7 +69,7 @@ class Attempt:
         prepared = prepare_race([self._spec(self.whole, "gpipe"), self._spec(self.plan.slicing, "terapipe")], N_ROUNDS)
         names = ("gpipe", "terapipe", "gpipe-again")
         placed = [spec.replaced(directory=self.directory / name) for spec, name in zip(prepared, names, strict=True)]
-        probe = self.predictor.probe
+        probe = self.predictor.probe | {"together": []}  # contention is that of before the race
         self.race = run_race(ranks, placed, prepare_all(placed), probe=probe, rounds_per_probe=ROUNDS_PER_PROBE)
 
     def predict(self, contention: float) -> tuple[Timeline, Timeline]:

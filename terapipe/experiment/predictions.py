@@ -1,8 +1,8 @@
 """What the steps of a race should take: slices measured on the ranks that race, then simulated.
 
-Contention is measured before the race, with all ranks at once. Slices are measured alone, before it
-and between its rounds: a machine whose speed wanders then slows costs and race alike. Nothing is
-fitted to the steps that it predicts.
+Slices are measured alone, and for contention with all ranks at once, before the race and between its
+rounds: a machine whose speed wanders, or whose cores get in each other's way at times, then slows
+costs and race alike. Nothing is fitted to the steps that it predicts.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Predictor:
     Attributes
     ----------
     before : Profile
-        Measured before the race; its contention is the one used.
+        Measured before the race: what a slicing can be planned with.
     probe : dict
         For `run_race`: what to measure between rounds.
     """
@@ -58,7 +58,7 @@ class Predictor:
         points = plan_points(first.seq_tokens, n_sequences=first.microbatches[0].n_sequences, shortest_tokens=shortest_tokens)
         self.spec = spec
         self.before = measure(ranks, spec, points, n_repeats, scratch)
-        self.probe = plan_probe(spec, points, scratch) | {"together": []}
+        self.probe = plan_probe(spec, points, scratch)
 
     @cached_property
     def profile(self) -> Profile:
@@ -73,8 +73,8 @@ class Predictor:
         return [self.profile.fit(stage) for stage in range(self.spec.n_stages)]
 
     def timeline(self, spec: RunSpec, contention: float | None = None) -> Timeline:
-        """The simulated steps of a spec; by default with the contention measured before the race."""
-        return simulate_steps(spec, self.costs, self.before.contention if contention is None else contention)
+        """The simulated steps of a spec; by default with the contention of all that was measured."""
+        return simulate_steps(spec, self.costs, self.profile.contention if contention is None else contention)
 
 
 def simulate_steps(spec: RunSpec, costs: Sequence[CostModel], contention: float = 1.0) -> Timeline:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from terapipe.engine.results import Run
 
 N_RESAMPLES = 10_000
+ROUNDS_PER_PROBE = 2  # of a race that predicts: seldom measured, slices and steps see different machines
 AGAIN = "again"  # name of the second copy of the first spec
 
 
@@ -165,7 +166,7 @@ def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0, predict: b
             predicted = [simulate_steps(spec, spec.stage_costs) for spec in specs] if emulated else None
             return replace(result, predicted=predicted)
         predictor = Predictor(ranks, prepared[0], home, shortest_tokens=shortest_tokens(specs))
-        result = run_race(ranks, prepared, directories, seed, predictor.probe)
+        result = run_race(ranks, prepared, directories, seed, predictor.probe, ROUNDS_PER_PROBE)
     predicted = [predictor.timeline(spec) for spec in specs]
     return replace(result, predicted=predicted, profile=predictor.profile)
 
