@@ -30,7 +30,7 @@ def hash_of(description: Description) -> str:
 
 @dataclass(frozen=True)
 class SimulationCell:
-    """A simulation, by the keys of a sweep; see `sweep`."""
+    """A simulation, by the keys of a sweep, which has looked at the costs; see `sweep`."""
 
     cost: CostModel | Sequence[CostModel]
     n_ranks: int | None = None
@@ -52,9 +52,6 @@ class SimulationCell:
         for name in ("bytes_per_token", "contention"):
             if math.isnan(as_number(getattr(self, name))):
                 raise SpecError(f"{name}={getattr(self, name)!r}: needs a number.")
-        costs = [self.cost] if isinstance(self.cost, CostModel) else self.cost
-        if not isinstance(costs, list | tuple) or not all(isinstance(each, CostModel) for each in costs):
-            raise SpecError(f"cost={self.cost!r}: needs a CostModel, or a list with one for each stage.")
         if not isinstance(self.schedule, str | Schedule):
             raise SpecError(f"schedule={self.schedule!r}: needs a family's name or a Schedule.")
         if not isinstance(self.slicing, Slicing | str | None):

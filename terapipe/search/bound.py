@@ -11,6 +11,7 @@ The least of the first over all slicings of the grid is one dynamic program, of 
 slicing DP solves. Both hold for any cost.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from terapipe.errors import SlicingError
 from terapipe.search.problem import Problem
 from terapipe.search.replay import Indices
+from terapipe.slicing.tables import slice_costs
 
 MAX_UNITS = 2048  # cells of the finest grid for which every slice is looked at
 CHECKED_UNITS = 1024
@@ -56,43 +58,27 @@ def bound_step(problem: Problem) -> Bound:
     whole = float(problem.step_ms(np.array([problem.grid.seq_tokens]), 0)[0])
     if least_sum_ms(problem, granularity, 1, 0) < whole * (1 - ROUNDING):
         return Bound(np.nan, "")
-    shortest = problem.step_ms(_lengths(problem, problem.grid.granularity_tokens, problem.n_units), 0).min()
+    lengths = np.arange(problem.min_units, problem.n_units + 1, dtype=np.int64) * problem.grid.granularity_tokens
+    shortest = problem.step_ms(lengths, 0).min()
     bound = problem.n_microbatches * whole + (problem.n_ranks - 1) * float(shortest)
     return Bound(bound, f"costs where cutting a slice saves no time (none of a grid of {granularity} tokens does)")
 
 
-def relative_gap(time_ms: float, bound_ms: float) -> float:
-    """A time ÷ a bound − 1: nothing is better by more. 0 where both are 0; NaN without a bound."""
-    if bound_ms == 0:
-        return 0.0 if time_ms == 0 else np.inf
-    return time_ms / bound_ms - 1
-
-
 def least_sum_ms(problem: Problem, granularity: int, n_sums: int, n_firsts: int, n_slices: int | None = None) -> float:
-    """min over the grid's slicings of n_sums·Σ s + n_firsts·s(slice 0); of exactly `n_slices` slices, if given.
+    """min over the grid's slicings of n_sums·Σ s + n_firsts·s(slice 0); of exactly `n_slices` slices, if given."""
+    from terapipe.slicing.program import least_later, least_sums  # numba loads only where it is needed
 
-    O(n²) slices, a row of slices that begin at one place at a time; by the number of slices too if that is given.
-    """
-    n = problem.grid.seq_tokens // granularity
-    least = np.full((1 if n_slices is None else n_slices + 1, n + 1), np.inf)
-    least[0, 0] = 0.0
-    before, after = (least, least) if n_slices is None else (least[:-1], least[1:])
-    for start in range(n):
-        if not np.isfinite(before[:, start]).any():
-            continue
-        lengths = _lengths(problem, granularity, n - start)
-        skipped = n - start - len(lengths)  # shorter than the shortest slice
-        weight = n_sums + (n_firsts if start == 0 else 0)
-        reached = before[:, start, np.newaxis] + weight * problem.step_ms(lengths, start * granularity)
-        ends = after[:, start + 1 + skipped :]
-        np.minimum(ends, reached, out=ends)
-    return float(least[-1, n])
-
-
-def _lengths(problem: Problem, granularity: int, n: int) -> Indices:
-    """Lengths of up to n cells that are long enough."""
-    lengths = np.arange(1, n + 1, dtype=np.int64) * granularity
-    return lengths[lengths >= problem.grid.min_slice_tokens]
+    grid = replace(problem.grid, granularity_tokens=granularity)
+    n = grid.n_units
+    try:
+        step_ms = slice_costs([problem.cost], grid, [1])[0, :, 0].sum(axis=0)
+    except SlicingError:  # every slice is forbidden
+        return np.inf
+    summed = n_sums * step_ms
+    if n_firsts:  # 0 × a forbidden slice is not 0
+        summed[:n] += n_firsts * step_ms[:n]
+    unlimited = summed[np.newaxis], least_later(summed, n)[np.newaxis], np.array([np.inf])
+    return float(least_sums(summed, *unlimited, n, n_slices or 0)[-1, n])
 
 
 def _forwards_first(problem: Problem) -> tuple[float, Indices | None]:

@@ -13,7 +13,6 @@ from terapipe.cost import CallableCost, CostModel
 from terapipe.cost.model import CostFunction, Numbers, Times
 from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError, check_integer
 from terapipe.schedule import Schedule, build_schedule
-from terapipe.search.bound import relative_gap
 from terapipe.simulator import simulate
 from terapipe.slicing import (
     Objective,
@@ -24,6 +23,7 @@ from terapipe.slicing import (
     pipeline_latency_ms,
     uniform_slicing,
 )
+from terapipe.slicing.latency import relative_gap
 
 UNIFORM = (2, 4, 8, 16)
 COST_ERROR = 0.1  # of a slice's own part and of its context part, each way

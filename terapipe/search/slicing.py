@@ -8,7 +8,7 @@ import pandas as pd
 from terapipe.cost import CostModel, MemoryModel
 from terapipe.errors import ScheduleError, SlicingError
 from terapipe.schedule import Schedule, build_schedule
-from terapipe.search.bound import Bound, bound_step, relative_gap
+from terapipe.search.bound import Bound, bound_step
 from terapipe.search.candidates import (
     allowed_start,
     equal_time_start,
@@ -23,6 +23,7 @@ from terapipe.search.problem import MAX_SLICES, Problem
 from terapipe.search.replay import Indices
 from terapipe.simulator import simulate
 from terapipe.slicing import Slicing
+from terapipe.slicing.latency import relative_gap
 from terapipe.slicing.tables import Grid
 from terapipe.timeline import SIMULATED_EXTRAPOLATED
 

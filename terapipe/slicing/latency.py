@@ -72,6 +72,13 @@ def stage_costs(cost: CostModel | Sequence[CostModel], n_stages: int) -> list[Co
     return costs
 
 
+def relative_gap(time_ms: float, bound_ms: float) -> float:
+    """A time ÷ a bound − 1: nothing is better by more. 0 where both are 0; NaN without a bound."""
+    if bound_ms == 0:
+        return 0.0 if time_ms == 0 else float("inf")
+    return time_ms / bound_ms - 1
+
+
 def distinct(costs: Sequence[CostModel]) -> list[CostModel]:
     """The different cost models among those given; equal ones stand for each other."""
     found: list[CostModel] = []

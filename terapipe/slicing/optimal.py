@@ -7,7 +7,7 @@ import numpy as np
 
 from terapipe.cost import CostModel
 from terapipe.errors import SlicingError, check_integer
-from terapipe.slicing.latency import Objective, check_objective, distinct, stage_costs
+from terapipe.slicing.latency import Objective, check_objective, distinct, relative_gap, stage_costs
 from terapipe.slicing.tables import Grid, is_extrapolated, slice_costs
 from terapipe.slicing.value import MicrobatchSlices, Slicing
 
@@ -46,7 +46,7 @@ class SlicingPlan:
     @property
     def gap(self) -> float:
         """Latency ÷ lower bound − 1: 0 where the slicing is proven to be the best."""
-        return self.latency_ms / self.lower_bound_ms - 1 if self.lower_bound_ms > 0 else 0.0
+        return relative_gap(self.latency_ms, self.lower_bound_ms)
 
 
 def optimal_slicing(
