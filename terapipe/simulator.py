@@ -64,7 +64,8 @@ def simulate(
     n_bytes = _message_bytes(graph, bytes_per_token)
     durations = action_durations(graph, cost)
     starts = earliest_starts(graph, durations, _transfers(graph, link, n_bytes), contention)
-    return Timeline(_frame(graph, _source(graph, cost), n_bytes, starts))
+    source = _source(graph, cost)
+    return Timeline(lambda: _frame(graph, source, n_bytes, starts))
 
 
 def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:

@@ -4,23 +4,21 @@ Simulated and measured timelines have the same columns; `source` says which one 
 are milliseconds from the step's start; steps below 0 are warm-up and count in no metric.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from terapipe.errors import TimelineError
+from terapipe.timeline.budget import find_budget
 
 COLUMNS = [
     *("source", "step", "rank", "stage", "kind", "microbatch", "slice"),
     *("n_sequences", "slice_tokens", "context_tokens"),
     *("start_ms", "end_ms", "ready_ms", "blocked_by", "n_bytes"),
 ]
-BUDGET = ("compute", "communication", "dependency", "fill", "drain", "runtime")
 SIMULATED = "simulated"
 SIMULATED_EXTRAPOLATED = "simulated, extrapolated"  # with costs of slices beyond what was measured
 EMULATED = "emulated"
@@ -30,9 +28,13 @@ _REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
 _KINDS = ("F", "B", "I", "W")
 
 
-@dataclass(frozen=True, eq=False)
 class Timeline:
     """When every action ran.
+
+    Parameters
+    ----------
+    frame : DataFrame, or a function that makes it
+        The table below; a function is called when the table is first looked at.
 
     Attributes
     ----------
@@ -41,22 +43,23 @@ class Timeline:
         rank, stage, kind, microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms,
         end_ms, ready_ms (when the last input was there; measured: no later than), blocked_by (text
         of the action that it waited for last), n_bytes (message sent on).
+
+    Raises
+    ------
+    TimelineError
+        For a table without rows or a needed column, an unknown kind, an action that ends before it starts.
     """
 
-    frame: pd.DataFrame
+    def __init__(self, frame: pd.DataFrame | Callable[[], pd.DataFrame]) -> None:
+        if callable(frame):
+            self._make_frame = frame
+        else:
+            self.frame = _checked(frame)
 
-    def __post_init__(self) -> None:
-        _need_columns(self.frame, COLUMNS)
-        if self.frame.empty:
-            raise TimelineError("a timeline needs at least one row.")
-        unknown = sorted(set(self.frame["kind"].astype(str)) - set(_KINDS))
-        if unknown:
-            raise TimelineError(f"kinds {unknown} in a timeline; allowed: {list(_KINDS)}.")
-        start, end = (self.frame[name].to_numpy(dtype=np.float64) for name in ("start_ms", "end_ms"))
-        impossible = ~(np.isfinite(start) & np.isfinite(end) & (end >= start))
-        if impossible.any():
-            row = self.frame[impossible].iloc[0].to_dict()
-            raise TimelineError(f"an action ends before it starts, or its times are not finite: {row}.")
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The table; see the class."""
+        return self._make_frame()
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> "Timeline":
@@ -153,45 +156,23 @@ class Timeline:
         return in_flight.groupby(rows["rank"]).max().rename("peak_in_flight")
 
     def budget(self) -> pd.Series:
-        """Where the ranks' time went, in rank-milliseconds; adds up to n_ranks × makespan_ms.
+        """Where the ranks' time went, in rank-milliseconds; adds up to n_ranks × makespan_ms (`timeline.budget`)."""
+        return find_budget(self)
 
-        compute
-            Actions running.
-        fill, drain
-            Before a rank's first action and after its last.
-        dependency
-            Between actions: until the last input's producer has ended.
-        communication
-            Then until the input is there; in a simulation also while a send blocks its rank.
-        runtime
-            Then until the action starts.
 
-        Shares are means over measured steps, times n_ranks × the median makespan.
-        """
-        shares = pd.concat([self._shares(rows) for _, rows in self.measured.groupby("step")], axis=1).mean(axis=1)
-        return (shares * self.n_ranks * self.makespan_ms).rename("rank_ms")
-
-    def _shares(self, rows: pd.DataFrame) -> pd.Series:
-        rows = rows.sort_values(["rank", "start_ms"], kind="stable")
-        begin, end = rows["start_ms"].min(), rows["end_ms"].max()
-        by_rank = rows.groupby("rank")
-        previous_end = by_rank["end_ms"].shift()
-        inner = previous_end.notna()
-        free, start = previous_end[inner], rows["start_ms"][inner]
-        made = input_ends(rows)[inner].clip(free, start).fillna(free)
-        there = rows["ready_ms"][inner].fillna(made).clip(made, start)
-        left = (start - there).sum()
-        simulated = self.is_simulated  # it has no runtime: what is left is a blocking send
-        total = {
-            "compute": (rows["end_ms"] - rows["start_ms"]).sum(),
-            "communication": (there - made).sum() + left * simulated,
-            "dependency": (made - free).sum(),
-            "fill": (by_rank["start_ms"].min() - begin).sum(),
-            "drain": (end - by_rank["end_ms"].max()).sum(),
-            "runtime": left * (not simulated),
-        }
-        shares: pd.Series = pd.Series(total)[list(BUDGET)] / (self.n_ranks * (end - begin))
-        return shares
+def _checked(frame: pd.DataFrame) -> pd.DataFrame:
+    _need_columns(frame, COLUMNS)
+    if frame.empty:
+        raise TimelineError("a timeline needs at least one row.")
+    unknown = sorted(set(frame["kind"].astype(str)) - set(_KINDS))
+    if unknown:
+        raise TimelineError(f"kinds {unknown} in a timeline; allowed: {list(_KINDS)}.")
+    start, end = (frame[name].to_numpy(dtype=np.float64) for name in ("start_ms", "end_ms"))
+    impossible = ~(np.isfinite(start) & np.isfinite(end) & (end >= start))
+    if impossible.any():
+        row = frame[impossible].iloc[0].to_dict()
+        raise TimelineError(f"an action ends before it starts, or its times are not finite: {row}.")
+    return frame
 
 
 def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
@@ -201,48 +182,3 @@ def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
             f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}. "
             f"Timeline.from_frame fills in all but {list(_REQUIRED)}."
         )
-
-
-def input_ends(rows: pd.DataFrame) -> pd.Series:
-    """When the producer of each action's last input ended, NaN for an action without inputs; one step."""
-    ends = rows["end_ms"].to_numpy()
-    latest = np.max([np.where(found >= 0, ends[found], -np.inf) for found in input_rows(rows)], axis=0)
-    return pd.Series(np.where(np.isfinite(latest), latest, np.nan), index=rows.index)
-
-
-def input_rows(rows: pd.DataFrame) -> list[npt.NDArray[np.int64]]:
-    """Positions of the rows each action needs: neighbouring stage, neighbouring slice, own half; −1 for none.
-
-    The rows are of one step. The rules are those of `schedule.graph`.
-    """
-    places = ["stage", "microbatch", "slice"]
-    keys = rows[places].assign(half=np.where(rows["kind"] == "F", "F", np.where(rows["kind"] == "W", "W", "B")))
-    index = pd.MultiIndex.from_frame(keys)
-    forward, weight = (keys["half"] == "F").to_numpy(), (keys["half"] == "W").to_numpy()
-    direction = np.where(forward, -1, 1)
-    neighbour_stage = _find(index, keys.assign(stage=keys["stage"] + direction))
-    neighbour_slice = _find(index, keys.assign(slice=keys["slice"] + direction))
-    own = _find(index, keys.assign(half=np.where(weight, "B", "F")))
-    return [
-        np.where(weight, -1, neighbour_stage),
-        np.where(weight, -1, neighbour_slice),
-        np.where(forward, -1, own),
-    ]
-
-
-def _find(index: pd.MultiIndex, wanted: pd.DataFrame) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = index.get_indexer(pd.MultiIndex.from_frame(wanted)).astype(np.int64)
-    return found
-
-
-def name_blockers(rows: pd.DataFrame) -> Iterable[str]:
-    """Text of the action that each one waited for last, the rows of one step in rank and start order."""
-    texts = rows["stage"].astype(str) + rows["kind"] + rows["microbatch"].astype(str) + "." + rows["slice"].astype(str)
-    ends = rows["end_ms"].to_numpy()
-    blockers, latest = np.full(len(rows), -1), np.full(len(rows), -np.inf)
-    same_rank = rows["rank"].to_numpy()[1:] == rows["rank"].to_numpy()[:-1]
-    before = np.where(np.append(False, same_rank), np.arange(-1, len(rows) - 1), -1)
-    for found in [*input_rows(rows), before]:
-        end = np.where(found >= 0, ends[found], -np.inf)
-        blockers, latest = np.where(end >= latest, found, blockers), np.maximum(latest, end)
-    return [texts.iloc[blocker] if blocker >= 0 else "" for blocker in blockers]
