@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from terapipe.schedule import Action as Action
     from terapipe.schedule import Schedule as Schedule
     from terapipe.schedule import build_schedule as build_schedule
+    from terapipe.schedule import schedules as schedules
+    from terapipe.search import best_schedule as best_schedule
     from terapipe.search import compare_slicings as compare_slicings
     from terapipe.search import search_slicing as search_slicing
+    from terapipe.simulator import replay as replay
     from terapipe.simulator import simulate as simulate
     from terapipe.slicing import Slicing as Slicing
     from terapipe.slicing import equal_flops_slicing as equal_flops_slicing
@@ -63,9 +66,9 @@ _HOMES = {
     "errors": ["TerapipeError"],
     "experiment": ["race", "sweep"],
     "profiling": ["profile"],
-    "schedule": ["Action", "Schedule", "build_schedule"],
-    "search": ["compare_slicings", "search_slicing"],
-    "simulator": ["simulate"],
+    "schedule": ["Action", "Schedule", "build_schedule", "schedules"],
+    "search": ["best_schedule", "compare_slicings", "search_slicing"],
+    "simulator": ["replay", "simulate"],
     "slicing": ["Slicing", "equal_flops_slicing", "optimal_slicing", "pipeline_latency_ms", "t_max_curve", "uniform_slicing"],
     "spec": ["RunSpec"],
     "timeline": ["Timeline"],

@@ -31,6 +31,28 @@ class ScheduleError(TerapipeError, ValueError):
     """A schedule that is incomplete, out of order or deadlocked, or a family that cannot be built."""
 
 
+class DeadlockError(ScheduleError):
+    """Actions that wait for each other, so that none of them can ever start.
+
+    Attributes
+    ----------
+    cycle : tuple of (rank, waiting action, action it needs)
+        The shortest cycle; every needed action stands, on its own rank, at or behind the next waiting
+        one, the last before the first. One entry: an action stands before one of its own rank that
+        it needs.
+    repair : (action, step) or None
+        The shortest move of one action within its rank that makes the whole schedule valid:
+        `schedule.move(*error.repair)`. None where no single move does.
+    """
+
+    def __init__(
+        self, message: str, cycle: tuple[tuple[int, str, str], ...] = (), repair: tuple[str, int] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.cycle = cycle
+        self.repair = repair
+
+
 class TimelineError(TerapipeError, ValueError):
     """A table of timings that is not a timeline."""
 

@@ -46,6 +46,7 @@ def profile(
     max_repeats: int | None = None,
     tolerance: float = TOLERANCE,
     device: Literal["cpu", "cuda"] = "cpu",
+    split_backward: bool = False,
     directory: str | Path | None = None,
 ) -> Profile:
     """Measure the slices of every stage: alone, and some on all ranks at once.
@@ -75,6 +76,9 @@ def profile(
         A multiple of `n_ranks`, its default; a rank holds all of its stages at once.
     device : "cpu" or "cuda"
         Rank r gets CUDA device r, whose own events time the slices.
+    split_backward : bool
+        Also time the halves of the backward, I and W, that zero-bubble schedules run apart. It
+        doubles the measurement; without, costs say that each is half of the backward.
     directory : path, optional
         Keeps every row as it is measured. The same call later, also after an interruption, goes on
         from what is there; another model or grid is refused.
@@ -104,8 +108,9 @@ def profile(
     points = plan_points(seq_tokens, _lengths(seq_tokens, FINE) if slice_tokens is None else slice_tokens, n_sequences)
     with _home(directory) as root:
         if directory is not None:
-            claim(root, {"n_ranks": n_ranks, "device": device, "points": points, "spec": json.loads(spec.to_json())})
-        probe = _describe(spec, points, prepare(spec, root)) | {"n_ranks": n_ranks, "device": device} | limits
+            halves = {"split_backward": True} if split_backward else {}  # named only where asked for: older claims hold
+            claim(root, {"n_ranks": n_ranks, "device": device, "points": points, "spec": json.loads(spec.to_json())} | halves)
+        probe = _describe(spec, points, prepare(spec, root), split_backward) | {"n_ranks": n_ranks, "device": device} | limits
         with Ranks(n_ranks, root) as ranks:
             return _settle(ranks, spec, probe if n_ranks > 1 else probe | {"together": []})
 
@@ -126,15 +131,17 @@ def plan_points(
     return [(length, context, n_sequences) for length, context in sorted(points)]
 
 
-def measure(ranks: Ranks, spec: RunSpec, points: Sequence[Point], n_repeats: int, scratch: Path) -> Profile:
+def measure(
+    ranks: Ranks, spec: RunSpec, points: Sequence[Point], n_repeats: int, scratch: Path, split_backward: bool = False
+) -> Profile:
     """Measure points on ranks that are already running, each `n_repeats` times."""
     limits = {"n_repeats": n_repeats, "max_repeats": n_repeats, "tolerance": TOLERANCE}
-    return _settle(ranks, spec, plan_probe(spec, points, scratch) | limits)
+    return _settle(ranks, spec, plan_probe(spec, points, scratch, split_backward) | limits)
 
 
-def plan_probe(spec: RunSpec, points: Sequence[Point], scratch: Path) -> dict[str, Any]:
+def plan_probe(spec: RunSpec, points: Sequence[Point], scratch: Path, split_backward: bool = False) -> dict[str, Any]:
     """What a spec's ranks need to know to measure points, alone and some on all ranks at once."""
-    return _describe(spec, points, prepare(spec, new_directory("profile", scratch)))
+    return _describe(spec, points, prepare(spec, new_directory("profile", scratch)), split_backward)
 
 
 def read_probe(probe: dict[str, Any], spec: RunSpec) -> Profile:
@@ -153,13 +160,14 @@ def read_probe(probe: dict[str, Any], spec: RunSpec) -> Profile:
     return Profile(pd.concat([pd.read_csv(file) for file in files], ignore_index=True), about)
 
 
-def _describe(spec: RunSpec, points: Sequence[Point], directory: Path) -> dict[str, Any]:
+def _describe(spec: RunSpec, points: Sequence[Point], directory: Path, split_backward: bool) -> dict[str, Any]:
     return {
         "directory": str(directory),
         "alone": list(points),
         "together": _spread(points),
         "n_ranks": spec.n_ranks,
         "device": "cpu",
+        "split_backward": split_backward,
         "steal_ms": steal_ms(),
     }
 

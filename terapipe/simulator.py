@@ -1,19 +1,27 @@
 """The discrete-event back end: schedule + cost + link → Timeline. No processes, no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost import CostModel, Link, as_times
-from terapipe.errors import CostError, ScheduleError
+from terapipe.cost import CostModel, Link, Links, MemoryModel, as_times, find_link
+from terapipe.errors import CostError, ScheduleError, TimelineError
 from terapipe.schedule import Graph, Schedule, Starts, Transfers, earliest_starts
 from terapipe.schedule.graph import KINDS
-from terapipe.timeline import COLUMNS, SIMULATED, SIMULATED_EXTRAPOLATED, Timeline
-
-Links = Link | Mapping[tuple[int, int], Link]
+from terapipe.timeline import (
+    COLUMNS,
+    MEASURED,
+    MEMORY_COLUMNS,
+    REPLAYED,
+    SIMULATED,
+    SIMULATED_EXTRAPOLATED,
+    Step,
+    Timeline,
+    match,
+)
 
 
 def simulate(
@@ -22,6 +30,7 @@ def simulate(
     link: Links | None = None,
     bytes_per_token: float = 0,
     contention: float = 1.0,
+    memory: MemoryModel | None = None,
 ) -> Timeline:
     """When every action of a schedule runs, if slices cost what `cost` says.
 
@@ -38,13 +47,15 @@ def simulate(
         Size of a message: this times the tokens of its slice, in all its sequences.
     contention : float
         ≥ 1: while two or more ranks compute, each progresses at 1/contention.
+    memory : MemoryModel, optional
+        Gives the bytes of `timeline.memory`, which has units alone without it.
 
     Raises
     ------
     ScheduleError
         Where the schedule is invalid.
     CostError
-        For a forbidden (infinite) slice, a missing link, a contention below 1.
+        For a forbidden (infinite) slice, a missing link, a contention below 1, a memory model of other stages.
 
     Examples
     --------
@@ -60,12 +71,100 @@ def simulate(
         raise CostError(f"contention={contention!r}: needs a finite number ≥ 1.")
     if not 0 <= bytes_per_token < np.inf:
         raise CostError(f"bytes_per_token={bytes_per_token!r}: needs a finite number ≥ 0.")
+    if memory is not None and not isinstance(memory, MemoryModel):
+        raise CostError(f"memory={memory!r}: needs a MemoryModel, e.g. MemoryModel(model, dtype).")
     graph = schedule.graph
     n_bytes = _message_bytes(graph, bytes_per_token)
     durations = action_durations(graph, cost)
     starts = earliest_starts(graph, durations, _transfers(graph, link, n_bytes), contention)
     source = _source(graph, cost)
-    return Timeline(lambda: _frame(graph, source, n_bytes, starts))
+    if memory is None:
+        return Timeline(lambda: _frame(graph, source, n_bytes, starts), alone_ms=durations, cost=cost)
+    memory.check(schedule)  # before anyone looks
+    return Timeline(
+        lambda: _frame(graph, source, n_bytes, starts),
+        lambda: memory.held(schedule).assign(step=0, time_ms=starts.end_ms)[MEMORY_COLUMNS],
+        durations,
+        cost,
+    )
+
+
+def replay(timeline: Timeline, schedule: Schedule | None = None, link: Links | None = None) -> Timeline:
+    """The measured steps of a timeline with their own durations, in another order or over other links.
+
+    Every step is replayed on its own. An action takes as long as it took there, whatever runs beside it:
+    contention and noise stay in the durations. In the order that ran, gaps of the runtime stay too, so that
+    with neither argument the timeline comes back; under another schedule every action has the step's median gap.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Measured, emulated, simulated or given.
+    schedule : Schedule, optional
+        Of the same stages, microbatches and slices, on any ranks; by default the order that ran. A B takes
+        what its I and W took.
+    link : Link or {(source rank, target rank): Link}, optional
+        By default messages take as long as they took: those that a rank waited for as measured, others no
+        longer than the median of these between the same ranks (`timeline.step`).
+
+    Returns
+    -------
+    Timeline
+        Of source "replayed", with the source of the durations after it where they were not measured.
+
+    Raises
+    ------
+    TimelineError
+        For a step that did not run the schedule's actions, or I and W of a backward recorded in one; for a
+        link with a bandwidth where the sizes of messages are unknown.
+    ScheduleError, CostError
+        Where the schedule is invalid; for a missing link.
+    """
+    if not isinstance(timeline, Timeline):
+        raise TimelineError(f"{timeline!r} is not a timeline; give one: run.timeline, tp.simulate(…), Timeline.from_frame(…).")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise ScheduleError(f"{schedule!r} is not a schedule; build one with build_schedule or Schedule.from_orders.")
+    steps = [_replay_step(Step.read(rows), schedule, link) for _, rows in timeline.measured.groupby("step")]
+    return Timeline(pd.concat(steps, ignore_index=True)[COLUMNS])
+
+
+def _replay_step(step: Step, schedule: Schedule | None, link: Links | None) -> pd.DataFrame:
+    if schedule is None:
+        graph, rows, durations, lags = step.graph, step.rows, step.duration_ms, step.lag_ms
+        before = step.release_ms + step.gap_ms
+    else:
+        graph = schedule.graph
+        rows, durations, lags, before = match(step, schedule)
+    free = np.zeros(graph.n_actions)
+    transfers = Transfers(free, lags, free.astype(bool)) if link is None else _given_transfers(graph, link, rows)
+    # A gap is time of its action that the rank spends before it starts.
+    starts = earliest_starts(graph, before + durations, transfers)
+    texts = np.array([*map(str, chain(*graph.orders)), ""], dtype=object)
+    return rows.assign(
+        source=[_replayed(source) for source in rows["source"]],
+        start_ms=step.begin_ms + starts.start_ms + before,
+        end_ms=step.begin_ms + starts.end_ms,
+        ready_ms=step.begin_ms + starts.ready_ms,
+        blocked_by=texts[starts.blocked_by],
+    )
+
+
+def _given_transfers(graph: Graph, link: Links, rows: pd.DataFrame) -> Transfers | None:
+    ranks = sorted(rows["rank"].unique().tolist())
+    if ranks != list(range(len(ranks))):
+        raise TimelineError(f"link={link!r} names ranks 0…n−1, and this timeline has the ranks {ranks}; number them so.")
+    transfers = _transfers(graph, link, rows["n_bytes"].to_numpy(np.float64))
+    links = [link] if isinstance(link, Link) else link.values()
+    if graph.crosses.any() and not rows["n_bytes"].any() and any(each.transmission_ms(1.0) > 0 for each in links):
+        raise TimelineError(
+            f"link={link!r} has a bandwidth, and this timeline does not know the size of its messages (n_bytes are 0). "
+            "Simulate with bytes_per_token, fill in n_bytes, or give a latency only."
+        )
+    return transfers
+
+
+def _replayed(source: str) -> str:
+    return source if source.startswith(REPLAYED) else REPLAYED if source in (MEASURED, "given") else f"{REPLAYED}, {source}"
 
 
 def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:
@@ -107,14 +206,7 @@ def _transfers(graph: Graph, link: Links | None, n_bytes: npt.NDArray[np.float64
     transmission, latency, blocks = np.zeros(graph.n_actions), np.zeros(graph.n_actions), np.zeros(graph.n_actions, dtype=bool)
     pairs = sorted({(int(a), int(b)) for a, b in zip(graph.rank[crosses], receiver[crosses], strict=True)})
     for pair in pairs:
-        if isinstance(link, Link):
-            used = link
-        elif pair in link:
-            used = link[pair]
-        else:
-            raise CostError(
-                f"no link from rank {pair[0]} to rank {pair[1]}; links are given for {sorted(link)}. Needed: {pairs}."
-            )
+        used = find_link(link, *pair)
         here = crosses & (graph.rank == pair[0]) & (receiver == pair[1])
         transmission[here] = used.transmission_ms(1.0) * n_bytes[here]
         latency[here], blocks[here] = used.latency_ms, not used.overlap

@@ -24,6 +24,7 @@ from terapipe.engine.model import Block, DecoderStage, Rotary
 from terapipe.engine.optimizer import Optimizer
 from terapipe.engine.p2p import Mailbox
 from terapipe.engine.rank import RankRun
+from terapipe.engine.weights import Product, WeightQueue, linear
 from terapipe.schedule import Kind
 
 Patch = Callable[[Any, str, Any], object]  # owner, name, what stands there during the step
@@ -36,6 +37,7 @@ class Faulty(DecoderStage):
     what: ClassVar[str] = "gradients"
     slicing: ClassVar[Any] = "[(1, [7, 1, 4]), (2, [6, 6])]"
     changes: ClassVar[dict[str, Any]] = {}  # of the model
+    schedule: ClassVar[str] = "terapipe"
     silent: ClassVar[bool] = False  # whether the loss stays right
 
     @staticmethod
@@ -331,6 +333,98 @@ class MessagesInSinglePrecision(Faulty):
         patch(Mailbox, "send", lambda self, action, tensor: send(self, action, tensor.float().double()))
 
 
+# --- backward in two halves ------------------------------------------------------------------------
+
+
+class FaultyHalves(Faulty):
+    """A fault of a schedule that runs I and W."""
+
+    silent = True
+    slicing = "[(1, [6, 6])] * 3"
+    schedule = "seq1f1b-zb"
+
+
+class WeightsOfOneSliceSkipped(FaultyHalves):
+    @staticmethod
+    def plant(patch, run, step):
+        add = WeightQueue.run
+        patch(WeightQueue, "run", lambda self, unit: self.products.pop(unit) if unit == (1, 0) else add(self, unit))
+
+
+class WeightsOfOneSliceTwice(FaultyHalves):
+    @staticmethod
+    def plant(patch, run, step):
+        add = WeightQueue.run
+
+        def twice(self, unit):
+            self.products[unit] *= 1 + (unit == (1, 0))
+            add(self, unit)
+
+        patch(WeightQueue, "run", twice)
+
+
+class WeightsOfOtherSlice(FaultyHalves):
+    """W runs what another slice has queued; its own is lost."""
+
+    @staticmethod
+    def plant(patch, run, step):
+        add, kept = WeightQueue.run, {}
+
+        def of_other(self, unit):
+            kept.setdefault(id(self), self.products[unit])
+            self.products[unit] = kept[id(self)]
+            add(self, unit)
+
+        patch(WeightQueue, "run", of_other)
+
+
+class InputOfOtherSlice(FaultyHalves):
+    """An output's gradient meets the input of the slice that was queued before."""
+
+    @staticmethod
+    def plant(patch, run, step):
+        push, before = WeightQueue.push, {}
+
+        def mixed(self, product):
+            own, key = product.inputs, id(product.weight)
+            product.inputs = before.get(key, own)
+            before[key] = own
+            push(self, product)
+
+        patch(WeightQueue, "push", mixed)
+
+
+class BiasForgotten(FaultyHalves):
+    @staticmethod
+    def plant(patch, run, step):
+        init = Product.__init__
+        patch(Product, "__init__", lambda self, inputs, gradient, weight, bias: init(self, inputs, gradient, weight, None))
+
+
+class HeadLost(FaultyHalves):
+    """The product of the tied head, which is no nn.Linear, is queued where nobody runs it."""
+
+    @staticmethod
+    def plant(patch, run, step):
+        nowhere = WeightQueue()
+        nowhere.begin(None)
+        patch(model_module, "linear", lambda inputs, weight, queue: linear(inputs, weight, queue=nowhere))
+
+
+class WeightsOverwritten(FaultyHalves):
+    """W puts its product in the place of the sum."""
+
+    @staticmethod
+    def plant(patch, run, step):
+        add = Product.add
+
+        def overwriting(self):
+            self.weight.grad.zero_()
+            add(self)
+
+        patch(Product, "add", overwriting)
+
+
 # --- optimizer -------------------------------------------------------------------------------------
 
 
@@ -431,7 +525,8 @@ class TiedCopiesDriftApart(FaultyUpdate):
         patch(Optimizer, "reduce_shared", lambda self: None)
 
 
-FAULTS = {kind.__name__: kind for base in (Faulty, FaultyUpdate) for kind in base.__subclasses__() if kind is not FaultyUpdate}
+BASES = (Faulty, FaultyHalves, FaultyUpdate)
+FAULTS = {kind.__name__: kind for base in BASES for kind in base.__subclasses__() if kind not in BASES}
 
 
 def _arm() -> None:

@@ -43,12 +43,16 @@ class Pipeline:
         layers_per_stage: Sequence[int],
         dtype: torch.dtype = torch.float64,
         path: str | None = None,
+        splits: Sequence[bool] | None = None,
     ) -> None:
         ranges = split_layers(model.n_layers, len(layers_per_stage), layers_per_stage)
         modules = [build_module(model, layers, 0, dtype, path) for layers in ranges]
         self.parameters = share_parameters(modules)
         last = len(modules) - 1
-        self.stages = [Stage(module, index == 0, index == last, model.d_model, dtype) for index, module in enumerate(modules)]
+        self.stages = [
+            Stage(module, index == 0, index == last, model.d_model, dtype, splits is not None and splits[index])
+            for index, module in enumerate(modules)
+        ]
 
     def forward(self, microbatch: int, place: int) -> None:
         """One slice through all stages."""

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, fields, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -458,6 +459,67 @@ class TestLinearContextCost:
     def test_coefficients_that_cannot_be_are_refused(self, arguments, said):
         with pytest.raises(CostError, match=said):
             tp.LinearContextCost(*arguments)
+
+
+class TestHalves:
+    """The backward's halves of a fit: measured, or half of the backward each."""
+
+    MEASURED: ClassVar = {"weight_alone_ms": (0.5, 1.0), "input_alone_ms": (0.75, 1.5), "input_context": (0.0, 0.0, 0.25, 0.0)}
+
+    def test_without_measured_weights_each_half_is_half_the_backward(self):
+        assert LINEAR.weight_ms(64, 128) == LINEAR.input_ms(64, 128) == LINEAR.backward_ms(64, 128) / 2
+
+    def test_the_weight_half_has_no_context_part_and_the_input_half_is_the_rest(self):
+        cost = tp.LinearContextCost((4, 8), (1.0, 2.0), (2.0, 4.0), backward_context=(0, 0, 1, 0), weight_alone_ms=(0.5, 1.0))
+        assert cost.weight_ms(6, np.array([0, 8]), 2).tolist() == [1.5, 1.5]
+        assert cost.input_ms(6, np.array([0, 8]), 2).tolist() == [4.5, 20.5]
+
+    def test_a_measured_input_half_is_its_own_eq_9(self):
+        cost = tp.LinearContextCost((4, 8), (1.0, 2.0), (2.0, 4.0), **self.MEASURED)
+        assert cost.input_ms(8, np.array([0, 4])).tolist() == [1.5, 2.5]
+        assert cost.backward_ms(8, 4) == 4.0
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"input_alone_ms": (1.0, 1.0)}, "without weight_alone_ms"),
+            ({"weight_alone_ms": (3.0, 1.0)}, r"weight_alone_ms=3\.0 is longer than backward_alone_ms=2\.0 at 4 tokens"),
+            ({"weight_alone_ms": (1.0,)}, "weight_alone_ms has 1 values for 2 lengths"),
+            ({"input_context": (1.0, 0.0, 0.0, 0.0)}, "without input_alone_ms"),
+        ],
+    )
+    def test_halves_that_cannot_be_are_refused(self, changes, said):
+        with pytest.raises(CostError, match=said):
+            tp.LinearContextCost((4, 8), (1.0, 2.0), (2.0, 4.0), **changes)
+
+    def test_a_fit_recovers_both_halves_and_their_held_out_error_is_0(self):
+        truth = replace(
+            LINEAR,
+            weight_alone_ms=tuple(0.4 * each for each in LINEAR.backward_alone_ms),
+            input_alone_ms=tuple(0.7 * each for each in LINEAR.backward_alone_ms),
+            input_context=LINEAR.backward_context,
+        )
+        frame = profile_frame(truth)
+        where = [frame[name].to_numpy() for name in ("slice_tokens", "context_tokens", "n_sequences")]
+        profile = tp.Profile(frame.assign(input_ms=truth.input_ms(*where), weight_ms=truth.weight_ms(*where)))
+        fit = profile.fit()
+        for name in ("weight_alone_ms", "input_alone_ms", "input_context"):
+            np.testing.assert_allclose(getattr(fit, name), getattr(truth, name), rtol=1e-9, err_msg=name)
+        report = profile.report()
+        assert report.index.tolist() == ["forward", "backward", "input", "weight"]
+        assert (report["median"] < 1e-9).all()
+        assert report["n_parameters"].tolist() == [4, 4, 4, 0]
+        for cost in (profile.table(), fit):  # 0.7 + 0.4 of the backward: what running it in halves costs is kept
+            assert cost.input_ms(32, 64) + cost.weight_ms(32, 64) > cost.backward_ms(32, 64)
+
+    def test_a_table_takes_a_measured_input_half_beside_weights_longer_than_the_backward(self):
+        frame = pd.DataFrame(
+            {"slice_tokens": [4, 8], "context_tokens": 0, "forward_ms": 1.0, "backward_ms": 2.0, "weight_ms": 2.5}
+        )
+        with pytest.raises(CostError, match="input_ms too"):
+            tp.TableCost(frame)
+        assert tp.TableCost(frame.assign(input_ms=0.5)).input_ms(6, 0) == 0.5
+        assert tp.TableCost(frame.assign(weight_ms=0.5)).input_ms(6, 0) == 1.5
 
 
 class TestLink:

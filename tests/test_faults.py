@@ -26,6 +26,7 @@ def spec_of(fault: type[Faulty]) -> tp.RunSpec:
     return tp.RunSpec(
         small_model(bias=not training, **fault.changes),
         fault.slicing,
+        fault.schedule,
         n_ranks=2,
         n_steps=4,
         n_warmup_steps=0,
@@ -83,6 +84,9 @@ def test_the_loss_alone_would_not_have_shown_it(name):
         ("ContextGradientOfKeysOnly", ["layers.3.attention.key.weight", "layers.3.attention.output.weight"]),
         ("ContextGradientOfValuesOnly", ["layers.3.attention.value.weight", "layers.3.attention.output.weight"]),
         ("GradientOfOtherSlice", ["layers.2.attention.query.weight", "layers.3.attention.key.weight", "norm.weight"]),
+        ("HeadLost", ["layers.0.attention.query.weight", "layers.3.feed_forward.up.weight", "layers.3.feed_forward.up.bias"]),
+        ("BiasForgotten", ["layers.0.attention.query.weight", "embedding.weight", "layers.3.attention_norm.bias"]),
+        ("WeightsOfOneSliceTwice", ["layers.0.attention_norm.bias", "position_embedding.weight", "norm.weight"]),
         ("TiedHalves", ["layers.0.attention.query.weight", "position_embedding.weight", "norm.bias"]),
     ],
 )

@@ -155,12 +155,24 @@ def test_the_hover_names_place_tokens_times_and_what_was_waited_for():
 
 
 def test_the_hover_is_silent_on_what_a_given_table_does_not_know():
-    template = tp.plots.timeline(steps({0: 2.0}, "given")).data[0].hovertemplate
+    template = tp.plots.timeline(steps({0: 2.0}, "given").frame.assign(blocked_by="")).data[0].hovertemplate
     assert "tokens" not in template
     assert "waited" not in template
 
 
-@pytest.mark.parametrize("source", ["simulated", "emulated", "measured", "given"])
+def test_the_critical_path_is_outlined_by_one_trace_above_the_bars():
+    timeline = simulated(3, 4, 2)
+    plain, fig = tp.plots.timeline(timeline), tp.plots.timeline(timeline, critical_path=True)
+    assert fig.data[:-1] == plain.data
+    outline, path = fig.data[-1], timeline.critical_path()
+    assert outline.name == "critical path"
+    assert outline.y.tolist() == path["rank"].tolist()
+    assert list(outline.base) == path["start_ms"].tolist()
+    assert (np.asarray(outline.base) + outline.x).tolist() == pytest.approx(path["end_ms"].tolist())
+    assert outline.marker.color == "rgba(0,0,0,0)"
+
+
+@pytest.mark.parametrize("source", ["simulated", "emulated", "measured", "given", "replayed", "replayed, emulated"])
 def test_the_badge_is_the_source_and_the_header_states_makespan_and_bubble_fraction(source: str):
     fig = tp.plots.timeline(steps({0: 2.0}, source), title="mine")
     assert notes(fig, "badge") == [source]
@@ -328,22 +340,46 @@ def test_what_is_not_a_slicing_is_refused_with_the_value(given: object, message:
 # budget
 
 
-def test_budget_bars_add_up_to_ranks_times_makespan():
+def test_budget_bars_add_up_to_ranks_times_makespan_where_compute_is_split_and_where_it_is_not():
     timelines = {"GPipe": simulated(4, 1), "TeraPipe": simulated(3, 4), "measured": steps({0: 2.0, 1: 4.0})}
     fig = tp.plots.budget(timelines)
-    assert [trace.name for trace in fig.data] == list(BUDGET) == list(PARTS)
+    assert [trace.name for trace in fig.data] == [name.replace("_", " ") for name in BUDGET]
+    assert list(BUDGET) == list(PARTS)
     totals = np.sum([trace.x for trace in fig.data], axis=0)
     expected = [each.n_ranks * each.makespan_ms for each in timelines.values()]
     np.testing.assert_allclose(totals, expected, rtol=1e-12)
     np.testing.assert_allclose(np.sum([trace.customdata for trace in fig.data], axis=0), 1, rtol=1e-12)
-    assert fig.layout.barmode == "stack"
+    assert fig.layout.barmode == "relative"
     assert notes(fig, "badge") == ["simulated", "simulated", "measured"]
+    texts = {trace.name: list(trace.text) for trace in fig.data}
+    assert [text != "" for text in texts["compute"]] == [False, False, True]
+    assert [text != "" for text in texts["useful"]] == [True, True, False]
+    assert texts["contention"] == ["0.0%", "0.0%", ""]
 
 
-def test_a_budget_of_one_timeline_equals_timeline_budget():
+def test_a_budget_of_one_timeline_equals_timeline_budget_and_has_no_other_parts():
     timeline = simulated()
     fig = tp.plots.budget(timeline)
-    assert {trace.name: trace.x[0] for trace in fig.data} == pytest.approx(timeline.budget().to_dict())
+    expected = {name.replace("_", " "): part for name, part in timeline.budget().items()}
+    assert {trace.name: trace.x[0] for trace in fig.data} == pytest.approx(expected)
+
+
+def test_a_measured_budget_is_split_where_cost_and_contention_are_given():
+    measured = tp.Timeline.from_frame(simulated().frame.assign(source="measured"))
+    fig = tp.plots.budget(measured, COST, 1.5)
+    expected = {name.replace("_", " "): part for name, part in measured.budget(COST, 1.5).items()}
+    assert {trace.name: trace.x[0] for trace in fig.data} == pytest.approx(expected)
+    assert "contention" in expected
+
+
+def test_parts_below_0_stand_left_of_0():
+    """A forward takes the square of its tokens: slices are faster than the whole."""
+    square = tp.CallableCost(lambda l, c, b: l**2, lambda l, c, b: l**2)
+    timeline = tp.simulate(tp.build_schedule("terapipe", 2, tp.uniform_slicing(8, 4)), square)
+    fig = tp.plots.budget(timeline)
+    assert timeline.budget()["slicing_overhead"] < 0
+    assert fig.layout.xaxis.range[0] < timeline.budget()["slicing_overhead"]
+    assert fig.layout.xaxis.range[1] > timeline.budget().clip(lower=0).sum()
 
 
 def test_a_budget_of_nothing_is_refused():

@@ -22,12 +22,14 @@ from tiny import MODEL
 import terapipe as tp
 from terapipe.engine.claim import claim
 from terapipe.engine.clock import Clock, EventClock, check_device
+from terapipe.engine.launch import Ranks
 from terapipe.engine.mesh import Mesh
 from terapipe.engine.probe import Prober, time_slice
 from terapipe.engine.rank import build_stage
 from terapipe.engine.results import prepare
 from terapipe.errors import CostError, RunError, SpecError, TerapipeError
-from terapipe.profiling import plan_points
+from terapipe.experiment.predictions import splits_backward
+from terapipe.profiling import measure, plan_points
 
 pytestmark = pytest.mark.timeout(60)
 LENGTHS = [8, 16, 32, 64]
@@ -122,6 +124,43 @@ class TestProfile:
         assert set(one.frame["n_sequences"]) == {3}
         assert set(one.frame["stage"]) == {0}
         assert one.about["dtype"] == "float64"
+
+
+class TestSplitBackward:
+    def test_the_halves_are_measured_beside_the_whole_and_the_fit_and_table_know_them(self):
+        values = {"slice_tokens": LENGTHS, "n_repeats": 2, "max_repeats": 2, "split_backward": True}
+        found = tp.profile(MODEL, seq_tokens=64, **values)
+        assert found.kinds == ("forward", "backward", "input", "weight")
+        assert (found.frame[["forward_ms", "backward_ms", "input_ms", "weight_ms"]] > 0).all().all()
+        medians = found.medians(0).set_index(["slice_tokens", "context_tokens"])
+        for cost in (found.table(0), found.fit(0)):
+            assert cost.input_ms(16, 0) == pytest.approx(medians.loc[(16, 0), "input_ms"])
+        assert found.fit(0).weight_ms(16, 0) == found.fit(0).weight_ms(16, 48) == medians.loc[16, "weight_ms"].mean()
+        assert found.report().index.tolist() == list(found.kinds)
+
+    def test_an_interrupted_measurement_with_halves_goes_on_and_is_another_than_one_without(self, tmp_path):
+        values = {"slice_tokens": [8, 16], "n_repeats": 1, "max_repeats": 1, "directory": tmp_path}
+        first = tp.profile(MODEL, 32, split_backward=True, **values)
+        pd.testing.assert_frame_equal(tp.profile(MODEL, 32, split_backward=True, **values).frame, first.frame)
+        with pytest.raises(CostError, match="split_backward is True there and None here"):
+            tp.profile(MODEL, 32, **values)
+
+    def test_the_committed_profile_without_halves_still_says_half_each(self):
+        cost = tp.Profile.load(Path(__file__).parents[1] / "data/profiles/tour-two-cores.csv").fit()
+        assert cost.weight_ms(256, 256) == cost.backward_ms(256, 256) / 2
+
+    def test_each_stage_is_measured_on_the_rank_where_the_schedule_puts_it_also_where_ranks_have_unlike_many(self, tmp_path):
+        orders = {0: ["0F0", "3F0", "3I0", "3W0", "0B0"], 1: ["1F0", "2F0", "2B0", "1B0"]}
+        unlike = {0: ["0F0", "1F0", "3F0", "3B0", "1B0", "0B0"], 1: ["2F0", "2B0"]}
+        with Ranks(2, tmp_path) as ranks:
+            for rows, homes in ((orders, [[0, 3], [1, 2]]), (unlike, [[0, 1, 3], [2]])):
+                schedule = tp.Schedule.from_orders(rows, "[(1, [16])]")
+                spec = tp.RunSpec(MODEL, schedule.slicing, schedule)
+                found = measure(ranks, spec, plan_points(16, [8]), 2, tmp_path, splits_backward([spec]))
+                files = [pd.read_csv(file) for file in sorted(tmp_path.glob("**/probe-rank-*.csv"))][-2:]
+                assert [sorted(file["stage"].unique()) for file in files] == homes
+                assert (found.frame.groupby(["stage", "slice_tokens", "context_tokens", "together"]).size() == 2).all()
+                assert found.kinds[2:] == (("input", "weight") if rows is orders else ())
 
 
 class TestSettling:

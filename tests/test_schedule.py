@@ -13,7 +13,7 @@ from strategies import PROPERTY, schedules, slicings
 
 import terapipe as tp
 from terapipe.errors import ScheduleError
-from terapipe.schedule import FAMILIES, Action, Kind, lower
+from terapipe.schedule import Action, Kind, lower
 
 TWO_SLICES = "[(1, [2, 1])]"
 TWO_WHOLE = "[(1, [2])] * 2"
@@ -149,9 +149,9 @@ class TestFamilies:
     @pytest.mark.parametrize("n_ranks", [1, 2, 4, 8])
     @pytest.mark.parametrize("n_microbatches", [1, 2, 8])
     def test_every_size_is_complete_and_without_deadlock(self, n_ranks, n_microbatches):  # S7: fewer microbatches than ranks
-        for name in FAMILIES:
+        for name in ("gpipe", "terapipe", "1f1b", "seq1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "looped-bfs"):
             tp.build_schedule(name, n_ranks, tp.uniform_slicing(8, 1, n_microbatches)).validate()
-        for name in ("terapipe", "seq1f1b"):
+        for name in ("terapipe", "seq1f1b", "seq1f1b-zb", "looped-bfs", "forward-only"):
             tp.build_schedule(name, n_ranks, tp.uniform_slicing(8, 3, n_microbatches)).validate()
 
     def test_1f1b_warms_up_with_p_minus_r_minus_1_forwards(self):
@@ -186,9 +186,9 @@ class TestFamilies:
         slicing = tp.uniform_slicing(8, 1, 5)
         assert tp.build_schedule("terapipe", 3, slicing).orders == tp.build_schedule("gpipe", 3, slicing).orders
 
-    @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-    def test_families_of_whole_microbatches_refuse_slices_and_name_terapipe(self, name):
-        with pytest.raises(ScheduleError, match=rf"^{name} runs whole microbatches.*up to 2 slices.*'terapipe' or 'seq1f1b'"):
+    @pytest.mark.parametrize(("name", "nearest"), [("gpipe", "terapipe"), ("1f1b", "seq1f1b")])
+    def test_families_of_whole_microbatches_refuse_slices_and_name_the_nearest_that_takes_them(self, name, nearest):
+        with pytest.raises(ScheduleError, match=rf"^{name} runs whole microbatches.*up to 2 slices.*Use '{nearest}'"):
             tp.build_schedule(name, 2, "[(1, [4]), (1, [2, 2])]")
 
     @pytest.mark.parametrize(
@@ -418,7 +418,14 @@ class TestValidation:
         assert sorted(re.findall(r">[^ ]+<", message)) == sorted(marked)
 
     def test_a_stage_that_no_rank_runs_is_named(self):
-        assert "no rank runs stage 1 of stages 0…2" in self.refusal({0: "0F0 0B0", 1: "2F0 2B0"}, "[(1, [4])]")
+        message = self.refusal({0: "0F0 0B0", 1: "2F0 2B0"}, "[(1, [4])]")
+        assert message.startswith("no rank runs stage 1 of stages 0…2, which 2F0.0 (rank 1, step 0) asks for.")
+        assert re.findall(r">[^ ]+<", message) == [">2F0.0<"]
+
+    @pytest.mark.parametrize("action", ["1000000001F0", "0F99999999999999999999", "0F0.1000000001"])
+    def test_a_number_too_large_for_any_schedule_is_refused_with_its_place(self, action):
+        with pytest.raises(ScheduleError, match=rf"rank 0, step 1: {re.escape(action)}.* has a number beyond 1,000,000,000"):
+            tp.Schedule.from_orders({0: ["0F0", action]}, TWO_SLICES)
 
     @pytest.mark.parametrize("orders", [{0: ""}, {0: "0F0 0B0", 1: ""}, {0: "", 1: "0F0 0B0"}])
     def test_a_rank_without_actions_is_refused_by_number(self, orders):

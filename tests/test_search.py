@@ -73,7 +73,7 @@ class TestReplay:
     @PROPERTY
     def test_its_peaks_are_the_memory_models(self, family, n_ranks, n_microbatches, n_slices, seed):
         lengths = np.random.default_rng(seed).integers(1, 9, size=(2, n_slices))
-        memory = tp.MemoryModel(MODEL)
+        memory = tp.MemoryModel(MODEL, n_layers=1)
         found = Replay(family, n_ranks, n_microbatches, n_slices).peak_bytes(memory, lengths)
         for row, peak in zip(lengths.tolist(), found, strict=True):
             schedule = tp.build_schedule(family, n_ranks, f"[(1, {row})] * {n_microbatches}")
@@ -205,7 +205,7 @@ class TestAnswers:
 
 
 class TestMemoryCap:
-    MEMORY = tp.MemoryModel(MODEL)
+    MEMORY = tp.MemoryModel(MODEL, n_layers=1)
     COST = random_cost(5, 24, lumpy=False)
 
     def peak(self, lengths, n_ranks, n_microbatches) -> float:

@@ -47,10 +47,13 @@ GOOD = ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
 REFUSALS = {
     # sizes that do not fit each other
     "more stages than layers": ({"n_ranks": 5}, ["5 stages for 4 layers", "at most 4 stages"]),
-    "more chunks than layers": ({"n_ranks": 2, "chunks_per_rank": 3}, ["6 stages for 4 layers"]),
+    "more chunks than layers": (
+        {"schedule": "interleaved", "slicing": TWO, "n_ranks": 2, "chunks_per_rank": 3},
+        ["6 stages for 4 layers"],
+    ),
     "stages that are not ranks x chunks": (
-        schedule("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"),
-        ["4 stages", "2 × 1 = 2", "chunks_per_rank"],
+        {**schedule("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"), "chunks_per_rank": 1},
+        ["chunks_per_rank=1", "up to 2 stages on a rank", "4 stages on 2 ranks", "or leave it out"],
     ),
     "chunks with a family of one stage a rank": ({"chunks_per_rank": 2}, ["chunks_per_rank=2", "terapipe places one stage"]),
     "a schedule of fewer ranks": ({"n_ranks": 3, **schedule(*GOOD)}, ["2 ranks", "n_ranks=3", "n_ranks=2"]),
@@ -85,7 +88,7 @@ REFUSALS = {
     "an unknown family": ({"schedule": "terrapipe"}, ["schedule 'terrapipe'", "Did you mean 'terapipe'?", "gpipe", "1f1b"]),
     "a schedule that is none": ({"schedule": 7}, ["schedule=7", "a family's name or a Schedule"]),
     "gpipe with slices": ({"schedule": "gpipe"}, ["gpipe runs whole microbatches", "3 slices", "Use 'terapipe'"]),
-    "1f1b with slices": ({"schedule": "1f1b"}, ["1f1b runs whole microbatches", "Use 'terapipe'"]),
+    "1f1b with slices": ({"schedule": "1f1b"}, ["1f1b runs whole microbatches", "Use 'seq1f1b'"]),
     "a missing action": (schedule("0F0 0F1 0B1 0B0", "1F0 1F1 1B1"), ["1B0.0 is missing on rank 1", ">nothing<"]),
     "an action twice": (schedule("0F0 0F1 0B1 0B0 0B0", "1F0 1F1 1B1 1B0"), ["0B0.0 appears twice", "steps 3 and 4", ">0B0"]),
     "an action that does not exist": (schedule("0F0 0F2 0B2 0B0", "1F0 1F1 1B1 1B0"), ["0F2.0", "microbatches 0…1", ">0F2.0<"]),
@@ -98,10 +101,7 @@ REFUSALS = {
         ["deadlock", "rank 0 waits at 0B0.0 for 1B0.0", "rank 1 waits at 1F1.0 for 0F1.0", ">0B0.0<", ">1F1.0<"],
     ),
     "only forwards": (schedule("0F0 0F1", "1F0 1F1"), ["no backward", "Add a B for every F"]),
-    "a split backward on ranks that compute": (
-        schedule("0F0 0I0 0W0", "1F0 1B0", slicing="[(1, [4])]"),
-        ["splits the backward (0I0.0)", "device='emulated'"],
-    ),
+    "a family without backwards": ({"schedule": "forward-only"}, ["'forward-only' has no backward", "Add a B for every F"]),
     # plain values
     "ranks as text": ({"n_ranks": "2"}, ["n_ranks='2'", "integer of at least 1"]),
     "no ranks": ({"n_ranks": 0}, ["n_ranks=0", "at least 1"]),
@@ -217,6 +217,10 @@ KINDS = {
     "two stages a rank": {
         **schedule("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0"), "chunks_per_rank": 2,
     },
+    "unlike numbers of stages": schedule("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 1B1 1B0"),
+    "a family of two stages a rank": {"schedule": "zbv", "slicing": TWO},
+    "stages asked for": {"schedule": "seq1f1b-interleaved", "slicing": "[(1, [4, 4])] * 2", "chunks_per_rank": 2},
+    "a family with an option": {"schedule": tp.build_schedule("svpp", 2, TWO, max_in_flight=1), "slicing": TWO},
     "a stage of one's own": {"stage": "thin_stage:ThinStage"},
     "a stage of this file": {"stage": StageOfThisFile},
     "another model": {"model": tp.ModelConfig(4, 8, 4, 2, position="rotary", activation="swiglu", norm="rmsnorm", bias=False)},
@@ -264,7 +268,7 @@ def test_emulated_costs_come_back_for_every_slice_of_the_run_stage_by_stage(sche
         ({"format": 2}, '"format": 1'),
         ({"format": None}, '"format": 1'),
         ({"n_rank": 2}, "unknown key of a run 'n_rank'. Did you mean 'n_ranks'?"),
-        ({"link": None}, "unknown key of a run 'link'"),
+        ({"links": None}, "unknown key of a run 'links'. Did you mean 'link'?"),
         ({"model": {"n_layers": 4, "d_model": 8, "n_head": 2}}, "Did you mean 'n_heads'?"),
         ({"model": {**MODEL.to_dict(), "n_layer": 2}}, "unknown key of a model 'n_layer'. Did you mean 'n_layers'?"),
         ({"n_ranks": 5}, "5 stages for 4 layers"),
@@ -337,3 +341,11 @@ def test_a_class_defined_in_a_cell_is_refused_naming_it_and_the_remedy():  # S2
         spec(stage=defined["InACell"])
     assert "'InACell' is defined in a notebook cell" in str(refusal.value)
     assert "stage='my_stage:InACell'" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("family", "n_stages"), [("seq1f1b", 2), ("interleaved", 4), ("zbv", 4), ("zb-h1", 2)])
+def test_the_stages_of_a_run_are_those_of_its_family(family, n_stages):
+    there = spec(schedule=family, slicing=TWO)
+    assert (there.n_stages, there.chunks_per_rank) == (n_stages, None)
+    assert [len(layers) for layers in there.layer_ranges] == [4 // n_stages] * n_stages
+    assert there.replaced(schedule="1f1b").n_stages == 2

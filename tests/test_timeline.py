@@ -1,6 +1,4 @@
-"""The timings table: its metrics against closed forms, and a budget in which no time is lost."""
-
-import random
+"""The timings table: its metrics against closed forms, and what it needs of a table."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +10,7 @@ from strategies import PROPERTY, schedules
 
 import terapipe as tp
 from terapipe.errors import TimelineError
-from terapipe.timeline import BUDGET, COLUMNS, Timeline, name_blockers
+from terapipe.timeline import COLUMNS, Timeline, name_blockers
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}
 WHOLE = tp.CallableCost(lambda l, c, b: 1.0, lambda l, c, b: 2.0)
@@ -137,51 +135,6 @@ class TestSteps:
         assert timeline.budget().sum() == pytest.approx(12.0)
 
 
-class TestBudget:
-    @given(schedules(), st.integers(0, 2**32), st.booleans())
-    @PROPERTY
-    def test_it_adds_up_to_ranks_times_makespan_on_any_schedule_with_links_and_contention(self, drawn, seed, overlap):
-        rng = random.Random(seed)
-        link = tp.Link(rng.choice([0.0, 0.4]), rng.choice([1e-3, float("inf")]), overlap)
-        _, timeline = draw_simulation(drawn, seed, link=link, bytes_per_token=100, contention=rng.choice([1.0, 1.7]))
-        budget = timeline.budget()
-        assert budget.index.tolist() == list(BUDGET)
-        assert budget.sum() == pytest.approx(timeline.n_ranks * timeline.makespan_ms, **EXACT)
-        assert (budget > -1e-9).all()
-        assert budget["runtime"] == 0
-        assert budget["compute"] == pytest.approx((timeline.frame["end_ms"] - timeline.frame["start_ms"]).sum(), **EXACT)
-
-    @given(schedules(), st.integers(0, 2**32))
-    @PROPERTY
-    def test_free_messages_cost_no_communication(self, drawn, seed):
-        _, timeline = draw_simulation(drawn, seed)
-        assert timeline.budget()["communication"] == pytest.approx(0, abs=1e-9)
-
-    def test_two_slices_on_two_ranks_with_a_latency_of_half_a_forward(self):
-        """rank 0: F 0-1 1-2, B 6-8 8-10; rank 1: F 1.5-2.5 2.5-3.5, B 3.5-5.5 5.5-7.5."""
-        timeline = tp.simulate(tp.build_schedule("terapipe", 2, "[(1, [1, 1])]"), WHOLE, tp.Link(latency_ms=0.5))
-        expected = {"compute": 12, "communication": 0.5, "dependency": 3.5, "fill": 1.5, "drain": 2.5, "runtime": 0}
-        assert timeline.budget().to_dict() == pytest.approx(expected)
-
-    def test_the_same_with_blocking_sends_moves_the_wait_to_communication(self):
-        """rank 0: F 0-1 1.5-2.5, B 6.5-8.5 9-11; rank 1: F 1.5-2.5 3-4, B 4-6 6.5-8.5."""
-        timeline = tp.simulate(tp.build_schedule("terapipe", 2, "[(1, [1, 1])]"), WHOLE, tp.Link(latency_ms=0.5, overlap=False))
-        expected = {"compute": 12, "communication": 2.5, "dependency": 3.5, "fill": 1.5, "drain": 2.5, "runtime": 0}
-        assert timeline.budget().to_dict() == pytest.approx(expected)
-
-    def test_measured_time_between_input_and_start_is_runtime(self):
-        """Rank 0's B waits 2 ms for rank 1's B, 0.3 ms for its message, 0.2 ms for nothing."""
-        rows = GIVEN.assign(source="measured", ready_ms=[0.0, 4.3, 2.0, 3.0])
-        rows.loc[1, ["start_ms", "end_ms"]] = [4.5, 6.5]
-        expected = {"compute": 6, "communication": 0.3, "dependency": 2, "fill": 2, "drain": 2.5, "runtime": 0.2}
-        assert Timeline.from_frame(rows).budget().to_dict() == pytest.approx(expected)
-
-    def test_over_several_steps_it_is_their_mean_shares_of_the_median_makespan(self):
-        timeline = Timeline.from_frame(several_steps({-1: 50.0, 0: 1.0, 1: 2.0, 2: 8.0}))
-        assert timeline.budget().sum() == pytest.approx(2 * 12.0)
-        assert timeline.budget()["compute"] == pytest.approx(12.0)
-
-
 class TestFromFrame:
     def test_what_is_not_given_is_one_step_of_given_times_on_a_stage_a_rank(self):
         frame = Timeline.from_frame(GIVEN).frame
@@ -192,6 +145,7 @@ class TestFromFrame:
         assert set(frame["n_sequences"]) == {1}
         assert set(frame["n_bytes"]) == {0}
         assert frame["ready_ms"].isna().all()
+        assert frame["blocked_by"].tolist() == ["", "1B0.0", "0F0.0", "1F0.0"]
         assert Timeline.from_frame(GIVEN).source == "given"
 
     def test_rows_in_any_order_give_the_same_timeline_and_the_table_given_is_left_alone(self):
@@ -229,6 +183,14 @@ class TestFromFrame:
     def test_an_incomplete_table_needs_from_frame(self):
         with pytest.raises(TimelineError, match="from_frame"):
             Timeline(GIVEN)
+
+
+def test_a_table_that_has_an_action_twice_names_no_blockers_and_refuses_a_budget():
+    timeline = Timeline.from_frame(pd.concat([GIVEN, GIVEN.iloc[[0]]]))
+    assert set(timeline.frame["blocked_by"]) == {""}
+    for refused in (timeline.budget, timeline.critical_path):
+        with pytest.raises(TimelineError, match=r"an action is in a step twice.*'stage': 0.*column `step`"):
+            refused()
 
 
 @given(schedules(), st.integers(0, 2**32))

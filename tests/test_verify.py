@@ -255,9 +255,9 @@ class TestGradients:
         assert counts["embedding.weight"] == 2
         assert set(counts.drop("embedding.weight")) == {1}
 
-    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-    def test_families_of_whole_microbatches_given_slices_refuse_and_name_terapipe(self, schedule):
-        with pytest.raises(ScheduleError, match=rf"{schedule} runs whole microbatches.*up to 3 slices.*'terapipe'"):
+    @pytest.mark.parametrize(("schedule", "nearest"), [("gpipe", "terapipe"), ("1f1b", "seq1f1b")])
+    def test_families_of_whole_microbatches_given_slices_refuse_and_name_the_nearest_that_takes_them(self, schedule, nearest):
+        with pytest.raises(ScheduleError, match=rf"{schedule} runs whole microbatches.*up to 3 slices.*'{nearest}'"):
             tp.RunSpec(small_model(), "[(1, [12]), (1, [7, 1, 4])]", schedule, n_ranks=2)
 
 

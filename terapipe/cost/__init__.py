@@ -2,7 +2,7 @@
 
 from terapipe.cost.device import Device
 from terapipe.cost.linear import LinearContextCost
-from terapipe.cost.link import Link
+from terapipe.cost.link import Link, Links, are_links, describe_links, find_link, read_links
 from terapipe.cost.memory import MemoryModel
 from terapipe.cost.model import CallableCost, CostModel, as_times
 from terapipe.cost.profile import Profile
@@ -16,10 +16,15 @@ __all__ = [
     "Device",
     "LinearContextCost",
     "Link",
+    "Links",
     "MemoryModel",
     "Profile",
     "RooflineCost",
     "TableCost",
     "TransferCost",
+    "are_links",
     "as_times",
+    "describe_links",
+    "find_link",
+    "read_links",
 ]

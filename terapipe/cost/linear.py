@@ -10,6 +10,7 @@ from terapipe.cost.model import CostModel, Numbers, Times, as_times
 from terapipe.errors import CostError, as_number, check_integer
 
 Coefficients = tuple[float, float, float, float]
+_NO_CONTEXT: Coefficients = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class LinearContextCost(CostModel):
     seq_tokens : int, optional
         Longest slice + context measured behind a context; beyond it answers are extrapolated. The sum,
         as a profile measures each length behind all that is left. None: not known, none counts as beyond.
+    weight_alone_ms : tuple of float, optional
+        Time of the weight-gradient half at those lengths; it has no context part, as attention has no
+        weights. None: not known, half the backward.
+    input_alone_ms, input_context : tuples, optional
+        The input-gradient half's t(l, 0) and a0…a3, where it was measured, which takes weight_alone_ms
+        too. None: the backward minus the weight-gradient half.
 
     Raises
     ------
@@ -44,23 +51,28 @@ class LinearContextCost(CostModel):
     slice_tokens: tuple[int, ...]
     forward_alone_ms: tuple[float, ...]
     backward_alone_ms: tuple[float, ...]
-    forward_context: Coefficients = (0.0, 0.0, 0.0, 0.0)
-    backward_context: Coefficients = (0.0, 0.0, 0.0, 0.0)
+    forward_context: Coefficients = _NO_CONTEXT
+    backward_context: Coefficients = _NO_CONTEXT
     n_sequences: int = 1
     seq_tokens: int | None = None
+    weight_alone_ms: tuple[float, ...] | None = None
+    input_alone_ms: tuple[float, ...] | None = None
+    input_context: Coefficients = _NO_CONTEXT
 
     def __post_init__(self) -> None:
         lengths = tuple(check_integer("slice_tokens", each, 1, CostError) for each in self._tuple("slice_tokens"))
         if not lengths or list(lengths) != sorted(set(lengths)):
             raise CostError(f"slice_tokens={lengths}: needs distinct lengths in ascending order.")
         object.__setattr__(self, "slice_tokens", lengths)
-        for name in ("forward_alone_ms", "backward_alone_ms"):
+        for name in ("forward_alone_ms", "backward_alone_ms", "weight_alone_ms", "input_alone_ms"):
+            if getattr(self, name) is None and name in ("weight_alone_ms", "input_alone_ms"):
+                continue
             times = self._numbers(name)
             if len(times) != len(lengths):
                 raise CostError(f"{name} has {len(times)} values for {len(lengths)} lengths.")
             as_times(np.asarray(times), np.asarray(lengths))
             object.__setattr__(self, name, times)
-        for name in ("forward_context", "backward_context"):
+        for name in ("forward_context", "backward_context", "input_context"):
             coefficients = self._numbers(name)
             if len(coefficients) != 4 or not all(map(math.isfinite, coefficients)):
                 raise CostError(f"{name}={getattr(self, name)!r}: needs the four finite numbers a0, a1, a2, a3 of eq. (9).")
@@ -68,6 +80,23 @@ class LinearContextCost(CostModel):
         object.__setattr__(self, "n_sequences", check_integer("n_sequences", self.n_sequences, 1, CostError))
         if self.seq_tokens is not None:
             object.__setattr__(self, "seq_tokens", check_integer("seq_tokens", self.seq_tokens, 1, CostError))
+        self._check_halves()
+
+    def _check_halves(self) -> None:
+        if self.input_alone_ms is not None:
+            if self.weight_alone_ms is None:
+                raise CostError(
+                    "input_alone_ms is given without weight_alone_ms; give both halves of the backward, or neither."
+                )
+            return
+        if any(self.input_context):
+            raise CostError(f"input_context={self.input_context} is given without input_alone_ms; give both, or neither.")
+        for length, weight, whole in zip(self.slice_tokens, self.weight_alone_ms or (), self.backward_alone_ms, strict=False):
+            if weight > whole:
+                raise CostError(
+                    f"weight_alone_ms={weight} is longer than backward_alone_ms={whole} at {length} tokens: the weight "
+                    "gradients are a part of the backward. Where both halves were measured, give input_alone_ms too."
+                )
 
     def _tuple(self, name: str) -> tuple[object, ...]:
         try:
@@ -88,6 +117,18 @@ class LinearContextCost(CostModel):
     def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the full backward by eq. (9)."""
         return self._time(self.backward_alone_ms, self.backward_context, slice_tokens, context_tokens, n_sequences)
+
+    def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the weight-gradient half, the same behind any context; half the backward where it is not known."""
+        if self.weight_alone_ms is None:
+            return super().weight_ms(slice_tokens, context_tokens, n_sequences)
+        return self._time(self.weight_alone_ms, _NO_CONTEXT, slice_tokens, context_tokens, n_sequences)
+
+    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the input-gradient half by eq. (9); backward minus weight where it was not measured."""
+        if self.input_alone_ms is None:
+            return super().input_ms(slice_tokens, context_tokens, n_sequences)
+        return self._time(self.input_alone_ms, self.input_context, slice_tokens, context_tokens, n_sequences)
 
     def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Whether each answer lies behind a longer context than was measured, or is of another number of sequences."""

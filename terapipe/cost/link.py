@@ -1,6 +1,8 @@
 """What a message costs between two ranks."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from terapipe.errors import CostError, as_number
 
@@ -36,3 +38,46 @@ class Link:
     def transmission_ms(self, n_bytes: float) -> float:
         """Time for which a message of `n_bytes` occupies the link."""
         return n_bytes / (self.bandwidth_gb_s * 1e6)
+
+
+Links = Link | Mapping[tuple[int, int], Link]
+
+
+def are_links(given: object) -> bool:
+    """Whether this is a Link, or {(source rank, target rank): Link}."""
+    if not isinstance(given, Mapping):
+        return isinstance(given, Link)
+    pairs_are_pairs = all(isinstance(pair, tuple) and [type(rank) for rank in pair] == [int, int] for pair in given)
+    return pairs_are_pairs and all(isinstance(each, Link) for each in given.values())
+
+
+def find_link(links: Links, source: int, target: int) -> Link:
+    """The link from one rank to another.
+
+    Raises
+    ------
+    CostError
+        Where links are given for pairs, and not for this one.
+    """
+    if isinstance(links, Link):
+        return links
+    if (source, target) not in links:
+        raise CostError(
+            f"no link from rank {source} to rank {target}; links are given for {sorted(links)}. "
+            "Add that pair, or give one Link for all."
+        )
+    return links[source, target]
+
+
+def describe_links(links: Links | None) -> Any:
+    """Links as plain values: numbers by name, or [source rank, target rank, numbers] of each pair."""
+    if isinstance(links, Mapping):
+        return [[*pair, asdict(each)] for pair, each in sorted(links.items())]
+    return asdict(links) if isinstance(links, Link) else None
+
+
+def read_links(values: Any) -> Links | None:
+    """The links that `describe_links` described."""
+    if isinstance(values, list):
+        return {(source, target): Link(**numbers) for source, target, numbers in values}
+    return None if values is None else Link(**values)

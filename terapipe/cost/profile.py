@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost.linear import LinearContextCost, context_features, fit_plane
+from terapipe.cost.linear import Coefficients, LinearContextCost, context_features, fit_plane
 from terapipe.cost.table import TableCost
 from terapipe.errors import CostError
 
 POINT = ["stage", "slice_tokens", "context_tokens", "n_sequences"]
-_KINDS = ("forward", "backward")
+_WHOLE, _HALVES = ("forward", "backward"), ("input", "weight")
 _COLUMNS = [*POINT, "together", "repeat", "forward_ms", "backward_ms"]
+_N_PARAMETERS = {"forward": 4, "backward": 4, "input": 4, "weight": 0}  # a weight gradient has no context part to fit
 
 
 def median_error(times_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -25,11 +26,13 @@ def median_error(times_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     an outlier does not set it. Repeats are taken as independent. One repeat says nothing: infinite.
     """
     if len(times_ms) < 2:
-        return np.full(2, np.inf)
+        return np.full(times_ms.shape[1:], np.inf)
     # numpy's own quartiles of five samples lie too close together
     low, middle, high = np.quantile(times_ms, [0.25, 0.5, 0.75], axis=0, method="median_unbiased")
-    error: npt.NDArray[np.float64] = 1.2533 * (high - low) / 1.349 / np.sqrt(len(times_ms)) / middle
-    return error
+    error = 1.2533 * (high - low) / 1.349 / np.sqrt(len(times_ms))
+    # a stage without linear layers has weight gradients that take no time at all
+    relative: npt.NDArray[np.float64] = np.divide(error, middle, out=np.where(error > 0, np.inf, 0.0), where=middle > 0)
+    return relative
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Profile:
     ----------
     frame : DataFrame
         One row a repeat: stage, slice_tokens, context_tokens, n_sequences, together (False: the
-        other ranks were idle; True: all ranks computed at once), repeat, forward_ms, backward_ms.
+        other ranks were idle; True: all ranks computed at once), repeat, forward_ms, backward_ms, and
+        where the halves of the backward were measured, input_ms and weight_ms. Their sum differs from
+        the backward's time by what running it in two halves costs.
     about : dict
         Where it was measured: machine, versions, threads, model.
     """
@@ -58,6 +63,15 @@ class Profile:
         """Number of stages measured."""
         return int(self.frame["stage"].nunique())
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What was measured: "forward", "backward", and "input", "weight" where the backward's halves were too."""
+        return _WHOLE + (_HALVES if all(f"{kind}_ms" in self.frame for kind in _HALVES) else ())
+
+    @property
+    def _times(self) -> list[str]:
+        return [f"{kind}_ms" for kind in self.kinds]
+
     def medians(self, stage: int | None = None, together: bool = False) -> pd.DataFrame:
         """Median times a point: of one stage, or the mean over all stages."""
         rows = self.frame[self.frame["together"] == together]
@@ -65,8 +79,8 @@ class Profile:
             if stage not in set(rows["stage"]):
                 raise CostError(f"stage {stage} was not measured; measured: {sorted(set(rows['stage']))}.")
             rows = rows[rows["stage"] == stage]
-        each = rows.groupby(POINT, as_index=False)[["forward_ms", "backward_ms"]].median()
-        return each.groupby(POINT[1:], as_index=False)[["forward_ms", "backward_ms"]].mean()
+        each = rows.groupby(POINT, as_index=False)[self._times].median()
+        return each.groupby(POINT[1:], as_index=False)[self._times].mean()
 
     def table(self, stage: int | None = None) -> TableCost:
         """The medians as a cost model: exact at measured points, linear between them."""
@@ -76,7 +90,9 @@ class Profile:
         """Eq. (9) fitted to one stage, or to the mean over stages.
 
         t(l, 0) is the median at each length; a0…a3 have the least squared error relative to the
-        slices' whole times, so that short slices count as much as long ones.
+        slices' whole times, so that short slices count as much as long ones. Where the halves of
+        the backward were measured, the input gradient's time is fitted likewise; the weight gradient's
+        depends on the length alone, as attention has none: the mean over its contexts.
 
         `exclude` marks rows of `medians(stage)` to leave out of the context part.
         """
@@ -99,7 +115,9 @@ class Profile:
                 "Measure two slice lengths or more, each behind two contexts or more, or use profile.table()."
             )
         fitted = {}
-        for kind in _KINDS:
+        for kind in self.kinds:
+            if kind == "weight":
+                continue
             own = np.interp(lengths, alone["slice_tokens"], alone[f"{kind}_ms"])
             total = behind[f"{kind}_ms"].to_numpy(np.float64)
             fitted[kind] = fit_plane(lengths, before, total - own, total)
@@ -111,13 +129,14 @@ class Profile:
             backward_context=fitted["backward"],
             n_sequences=int(points["n_sequences"].iloc[0]),
             seq_tokens=int((lengths + before).max()),
+            **({} if self.kinds == _WHOLE else _halves(alone, used, fitted["input"])),
         )
 
     def held_out_points(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:
         """Every point behind a context as a fit predicts it that has not seen it, beside what was measured.
 
-        The points are dealt into `n_folds`; each fold is predicted by a fit to the others. Two rows a
-        point: kind ("forward", "backward"), slice_tokens, context_tokens, n_sequences, predicted_ms,
+        The points are dealt into `n_folds`; each fold is predicted by a fit to the others. A row for
+        each of the `kinds` of a point: kind, slice_tokens, context_tokens, n_sequences, predicted_ms,
         measured_ms, noise (half the interquartile range of repeats ÷ their median; over several
         stages their mean).
         """
@@ -131,12 +150,13 @@ class Profile:
             if not exclude.any():
                 continue
             fit, held = self.fit(stage, exclude), points[exclude].reset_index()
-            for kind in _KINDS:
+            for kind in self.kinds:
                 predicted = getattr(fit, f"{kind}_ms")(*(held[name].to_numpy() for name in POINT[1:]))
                 found = held[POINT[1:]].assign(kind=kind, predicted_ms=predicted, measured_ms=held[f"{kind}_ms"])
                 tables.append(found.assign(noise=noise.loc[points.index[exclude], f"{kind}_ms"].to_numpy()))
         columns = ["kind", *POINT[1:], "predicted_ms", "measured_ms", "noise"]
-        return pd.concat(tables)[columns].sort_values(columns[:4], ascending=[False, True, True, True], ignore_index=True)
+        found = pd.concat(tables)[columns].sort_values(columns[1:4], ignore_index=True)
+        return pd.concat([found[found["kind"] == kind] for kind in self.kinds], ignore_index=True)
 
     def held_out_error(self, stage: int | None = None, n_folds: int = 4) -> pd.DataFrame:
         """Relative error of the fit at points it has not seen (`held_out_points`), beside the noise of repeats.
@@ -148,24 +168,24 @@ class Profile:
         noise = self._noise(stage).median()
         return pd.DataFrame(
             {
-                "kind": _KINDS,
-                "median": [errors.median()[kind] for kind in _KINDS],
-                "p95": [errors.quantile(0.95)[kind] for kind in _KINDS],
-                "noise": [noise[f"{kind}_ms"] for kind in _KINDS],
+                "kind": self.kinds,
+                "median": [errors.median()[kind] for kind in self.kinds],
+                "p95": [errors.quantile(0.95)[kind] for kind in self.kinds],
+                "noise": [noise[f"{kind}_ms"] for kind in self.kinds],
             }
         )
 
     def report(self, stage: int | None = None) -> pd.DataFrame:
         """How far to trust the fit: its error at points it has not seen, beside the noise of what it was fitted to.
 
-        One row for "forward" and "backward". median, p95: relative error of held-out points (see
+        One row for each of the `kinds`. median, p95: relative error of held-out points (see
         `held_out_error`). noise, noise_p95: median and 95th percentile over points of half the
         interquartile range of repeats ÷ their median. median_error: 90th percentile over points of
         the relative standard error of the medians (see `median_error`). n_repeats: of every point at
         least. n_points, n_parameters: points behind a context, and coefficients fitted to them.
         """
         points, noise = self.medians(stage), self._noise(stage)
-        repeats = [rows[["forward_ms", "backward_ms"]].to_numpy() for _, rows in self._alone(stage).groupby(POINT)]
+        repeats = [rows[self._times].to_numpy() for _, rows in self._alone(stage).groupby(POINT)]
         settled = np.quantile([median_error(times) for times in repeats], 0.9, axis=0, method="inverted_cdf")
         return (
             self.held_out_error(stage)
@@ -175,7 +195,7 @@ class Profile:
                 median_error=settled,
                 n_repeats=min(map(len, repeats)),
                 n_points=int((points["context_tokens"] > 0).sum()),
-                n_parameters=4,
+                n_parameters=[_N_PARAMETERS[kind] for kind in self.kinds],
             )
         )
 
@@ -185,7 +205,7 @@ class Profile:
 
     def _noise(self, stage: int | None) -> pd.DataFrame:
         """Half the interquartile range of repeats ÷ their median, a row a point."""
-        groups = self._alone(stage).groupby(POINT)[["forward_ms", "backward_ms"]]
+        groups = self._alone(stage).groupby(POINT)[self._times]
         return (groups.quantile(0.75) - groups.quantile(0.25)) / 2 / groups.median()
 
     def contention_ratios(self) -> npt.NDArray[np.float64]:
@@ -234,3 +254,13 @@ class Profile:
             raise CostError(f"no profile at {path}; write one with Profile.save.")
         about = path.with_suffix(".json")
         return cls(pd.read_csv(path), json.loads(about.read_text("utf-8")) if about.exists() else {})
+
+
+def _halves(alone: pd.DataFrame, points: pd.DataFrame, input_context: Coefficients) -> dict[str, Any]:
+    """The fields of a fit that say what the backward's halves cost."""
+    weights = points.groupby("slice_tokens")["weight_ms"].mean()[alone["slice_tokens"]]
+    return {
+        "weight_alone_ms": tuple(map(float, weights)),
+        "input_alone_ms": tuple(map(float, alone["input_ms"])),
+        "input_context": input_context,
+    }

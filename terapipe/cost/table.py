@@ -1,6 +1,7 @@
 """A cost model from a table of measured or invented times."""
 
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ _KEYS = ["slice_tokens", "context_tokens", "n_sequences"]
 _LEAST = {"slice_tokens": 1, "context_tokens": 0, "n_sequences": 1}
 _TIMES = ["forward_ms", "backward_ms"]
 _ALL_TIMES = [*_TIMES, "weight_ms"]
+_INPUT = "input_ms"  # where it was measured: else it is the rest of the backward
 
 
 class TableCost(CostModel):
@@ -33,7 +35,8 @@ class TableCost(CostModel):
     ----------
     frame : DataFrame
         Columns slice_tokens, context_tokens, forward_ms, backward_ms, and if they are known
-        n_sequences (default 1) and weight_ms (default half of backward_ms). One row a point.
+        n_sequences (default 1), weight_ms (default half of backward_ms) and input_ms (default
+        backward_ms − weight_ms). One row a point.
     extrapolate : bool
         Whether questions beyond the table are answered.
 
@@ -41,7 +44,7 @@ class TableCost(CostModel):
     ------
     CostError
         For missing columns, points that are repeated or no slices, times that are NaN, negative or, of the
-        weights, longer than the backward; on a question outside the table.
+        weights without input_ms, longer than the backward; on a question outside the table.
     """
 
     def __init__(self, frame: pd.DataFrame, extrapolate: bool = False) -> None:
@@ -58,7 +61,8 @@ class TableCost(CostModel):
             raise CostError("a cost table needs at least one row.")
         if "weight_ms" not in frame:
             frame = frame.assign(weight_ms=_as_numbers(frame, "backward_ms") / 2)
-        names = [*_KEYS, *_ALL_TIMES]
+        self._times = [*_ALL_TIMES, *(name for name in [_INPUT] if name in frame)]
+        names = [*_KEYS, *self._times]
         frame = pd.DataFrame({name: _as_numbers(frame, name) for name in names}).reset_index(drop=True)
         if frame.duplicated(_KEYS).any():
             row = frame[frame.duplicated(_KEYS)].iloc[0]
@@ -66,7 +70,7 @@ class TableCost(CostModel):
                 f"the cost table has the point {row[_KEYS].to_dict()} twice; take the median of repeats first "
                 "(of a profile: Profile.load(path).table())."
             )
-        times = frame[_ALL_TIMES]
+        times = frame[self._times]
         if times.isna().to_numpy().any() or (times < 0).to_numpy().any():
             row = frame[times.isna().any(axis=1) | (times < 0).any(axis=1)].iloc[0]
             raise CostError(f"the cost table has a time that is NaN or negative: {row.to_dict()}.")
@@ -77,14 +81,15 @@ class TableCost(CostModel):
             if (frame[name] < least).any():
                 row = frame[frame[name] < least].iloc[0]
                 raise CostError(f"the cost table has a point with {name} below {least}: {row.to_dict()}. Leave it out.")
-        if (frame["weight_ms"] > frame["backward_ms"]).any():
+        if _INPUT not in frame and (frame["weight_ms"] > frame["backward_ms"]).any():
             row = frame[frame["weight_ms"] > frame["backward_ms"]].iloc[0]
             raise CostError(
                 f"the cost table has a weight_ms longer than its backward_ms: {row.to_dict()}. The weight gradients are a part "
-                "of the backward; leave the column out where they are not known."
+                "of the backward; leave the column out where they are not known, or give input_ms too where both halves are."
             )
         self.frame, self.extrapolate = frame, extrapolate
-        self._planes = {n: _plane(frame[frame["n_sequences"] == n]) for n in sorted(map(float, frame["n_sequences"].unique()))}
+        numbers = sorted(map(float, frame["n_sequences"].unique()))
+        self._planes = {n: _plane(frame[frame["n_sequences"] == n], self._times) for n in numbers}
 
     @classmethod
     def read_csv(cls, path: str | Path, extrapolate: bool = False) -> "TableCost":
@@ -119,6 +124,12 @@ class TableCost(CostModel):
     def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Time of the weight-gradient half, interpolated."""
         return self._look_up("weight_ms", slice_tokens, context_tokens, n_sequences)
+
+    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the input-gradient half, interpolated; backward minus weight where the table has none."""
+        if _INPUT not in self._times:
+            return super().input_ms(slice_tokens, context_tokens, n_sequences)
+        return self._look_up(_INPUT, slice_tokens, context_tokens, n_sequences)
 
     def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Whether each answer lies beyond the table: np.bool_, or an array of them."""
@@ -181,8 +192,8 @@ class TableCost(CostModel):
         return times, beyond
 
 
-def _plane(rows: pd.DataFrame) -> Plane:
-    return Plane(rows[_KEYS[:2]].to_numpy(np.float64), {name: rows[name].to_numpy(np.float64) for name in _ALL_TIMES})
+def _plane(rows: pd.DataFrame, times: Sequence[str]) -> Plane:
+    return Plane(rows[_KEYS[:2]].to_numpy(np.float64), {name: rows[name].to_numpy(np.float64) for name in times})
 
 
 def _as_numbers(frame: pd.DataFrame, name: str) -> "pd.Series[float]":

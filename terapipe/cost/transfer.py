@@ -49,6 +49,10 @@ class TransferCost(CostModel):
         """Time of the weight-gradient half, which sends nothing: the message belongs to the input gradient."""
         return self.cost.weight_ms(slice_tokens, context_tokens, n_sequences)
 
+    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """Time of the input-gradient half and of sending its gradient."""
+        return self.cost.input_ms(slice_tokens, context_tokens, n_sequences) + self._message_ms(slice_tokens, n_sequences)
+
     def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
         """Whether the cost without messages is extrapolated."""
         return self.cost.is_extrapolated(slice_tokens, context_tokens, n_sequences)

@@ -4,14 +4,13 @@ Real processes and real messages at true concurrency, for more ranks than there 
 action costs was put in; what it shows is the order and the runtime.
 """
 
-import ctypes
-import sys
 import time
 
 import numpy as np
 import torch
 
 from terapipe.cost import CostModel
+from terapipe.engine.host import sharpen_timer
 from terapipe.engine.stage import StepInputs
 from terapipe.schedule import Action, Kind
 
@@ -22,7 +21,7 @@ class EmulatedStage:
     def __init__(self, cost: CostModel, is_first: bool, is_last: bool, d_model: int, dtype: torch.dtype) -> None:
         self.cost, self.is_first, self.is_last, self.d_model, self.dtype = cost, is_first, is_last, d_model, dtype
         self.slicing: object = None
-        _sharpen_timer()
+        sharpen_timer()
 
     def begin_step(self, inputs: StepInputs) -> None:
         """Look up the step's durations."""
@@ -49,9 +48,3 @@ class EmulatedStage:
         time.sleep(max(0.0, end - time.perf_counter()))
         at_end = self.is_last if action.kind is Kind.F else self.is_first
         return None if at_end or action.kind is Kind.W else self.outputs[self.shapes[unit]]
-
-
-def _sharpen_timer() -> None:
-    """Ask Linux to wake this thread on time: its timers may be 50 µs late by default."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, in nanoseconds

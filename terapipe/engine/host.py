@@ -96,3 +96,9 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def sharpen_timer() -> None:
+    """Ask Linux to wake this thread on time: its timers may be 50 µs late by default."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, in nanoseconds

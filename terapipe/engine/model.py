@@ -8,6 +8,7 @@ features, E model features, V vocabulary.
 """
 
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -15,15 +16,19 @@ from torch.nn import functional
 
 from terapipe.config import ModelConfig
 from terapipe.engine.context import Context
+from terapipe.engine.weights import WeightQueue, linear
 
 EMBEDDING = -1  # the "layer" of the embedding's dropout
+
+cached_masks: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by address, for who counts bytes
 
 
 @lru_cache(maxsize=32)
 def lower_right_mask(length: int, total: int, dtype: torch.dtype) -> torch.Tensor:
     """Additive mask (T, C+T): the queries are the LAST rows, so row i sees C + i + 1 keys."""
-    hidden = torch.full((length, total), float("-inf"), dtype=dtype)
-    return hidden.triu_(diagonal=total - length + 1)
+    hidden = torch.full((length, total), float("-inf"), dtype=dtype).triu_(diagonal=total - length + 1)
+    cached_masks[hidden.data_ptr()] = hidden
+    return hidden
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -130,6 +135,8 @@ class Block(nn.Module):
 class DecoderStage(nn.Module):
     """Layers `layers` of the model; parameter names are those of the whole model."""
 
+    weight_queue: WeightQueue | None = None  # where the backward is split: for the head, whose weight may be tied
+
     def __init__(self, model: ModelConfig, layers: range, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.model, self.is_first, self.is_last = model, is_first, is_last
@@ -155,7 +162,7 @@ class DecoderStage(nn.Module):
         if not self.is_last:
             return hidden
         weight = self.embedding.weight if self.model.tied_embedding else self.head.weight
-        return functional.linear(self.norm(hidden), weight)
+        return linear(self.norm(hidden), weight, queue=self.weight_queue)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """Tokens (B, T) → features (B, T, E)."""

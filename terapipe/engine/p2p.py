@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from terapipe.cost import Links
 from terapipe.engine.mesh import Mesh, peers_needed
+from terapipe.engine.network import Network, sleep_until
 from terapipe.schedule import Action, Kind, Schedule
 
 POSTED_AHEAD = 4  # receives waiting on one channel: enough to hide a message, few enough to bound memory
@@ -25,11 +27,25 @@ class Message(NamedTuple):
     slice: int
 
 
+class Posted(NamedTuple):
+    """A receive that was posted: what it fills, and what to wait for."""
+
+    works: list[Any]
+    tensor: torch.Tensor
+    stamp: torch.Tensor | None
+
+
 class Mailbox:
     """Posts this rank's receives and sends, and hands out what has arrived."""
 
     def __init__(
-        self, mesh: Mesh, schedule: Schedule, lowered: Sequence[Sequence[Action]], d_model: int, dtype: torch.dtype
+        self,
+        mesh: Mesh,
+        schedule: Schedule,
+        lowered: Sequence[Sequence[Action]],
+        d_model: int,
+        dtype: torch.dtype,
+        link: Links | None = None,
     ) -> None:
         self.mesh, self.schedule, self.d_model, self.dtype = mesh, schedule, d_model, dtype
         self.homes = schedule.stage_to_rank
@@ -41,12 +57,15 @@ class Mailbox:
                     message = sent_message(action)
                     self.expected.setdefault((rank, message.forward), []).append(message)
         self.sending: list[tuple[Any, torch.Tensor]] = []
+        self.network = None if link is None else Network(mesh, link)
 
     def begin_step(self) -> None:
         """Post the first receives of every channel."""
-        self.posted: dict[Message, tuple[Any, torch.Tensor]] = {}
+        self.posted: dict[Message, Posted] = {}
         self.n_posted = dict.fromkeys(self.expected, 0)
         self.n_taken = dict.fromkeys(self.expected, 0)
+        if self.network is not None:
+            self.network.begin_step()
         for channel in self.expected:
             self._post(channel, POSTED_AHEAD)
 
@@ -56,22 +75,32 @@ class Mailbox:
         channel = (self.homes[message.source], message.forward)
         while message not in self.posted:  # the receiver's order differs from the sender's
             self._post(channel, self.n_posted[channel] + 1)
-        work, tensor = self.posted.pop(message)
+        posted = self.posted.pop(message)
         with peers_needed():
-            work.wait()
+            for work in posted.works:
+                work.wait()
+        if posted.stamp is not None:
+            sleep_until(int(posted.stamp))
         self.n_taken[channel] += 1
         self._post(channel, self.n_taken[channel] + POSTED_AHEAD)
-        return tensor
+        return posted.tensor
 
     def send(self, action: Action, tensor: torch.Tensor) -> int:
         """Start the message that a SEND action names; return its bytes."""
-        message = sent_message(action)
+        message, target = sent_message(action), self._target(action)
         tensor = tensor.contiguous()
-        with peers_needed():
-            work = dist.isend(tensor, self._target(action), group=self._group(message), tag=self._tag(message))
         self.sending = [(other, kept) for other, kept in self.sending if not other.is_completed()]
-        self.sending.append((work, tensor))  # the tensor must live until it has left
+        self._start(tensor, target, message, self._tag(message))
+        if self.network is not None:
+            stamp = self.network.stamp(target, tensor.nbytes)
+            self._start(stamp, target, message, self._stamp_tag(message))
+            self.network.hold_sender(target, stamp)
         return tensor.nbytes
+
+    def _start(self, tensor: torch.Tensor, target: int, message: Message, tag: int) -> None:
+        with peers_needed():
+            work = dist.isend(tensor, target, group=self._group(message), tag=tag)
+        self.sending.append((work, tensor))  # the tensor must live until it has left
 
     def finish_step(self) -> None:
         """Wait until every send has left."""
@@ -85,9 +114,11 @@ class Mailbox:
         for message in messages[self.n_posted[channel] : n_posted]:
             slices = self.schedule.slicing.microbatches[message.microbatch]
             tensor = torch.empty((slices.n_sequences, slices.slice_tokens[message.slice], self.d_model), dtype=self.dtype)
+            stamp = None if self.network is None else torch.zeros(1, dtype=torch.int64)
+            wanted = [(tensor, self._tag(message))] + ([] if stamp is None else [(stamp, self._stamp_tag(message))])
             with peers_needed():
-                work = dist.irecv(tensor, channel[0], group=self._group(message), tag=self._tag(message))
-            self.posted[message] = (work, tensor)
+                works = [dist.irecv(each, channel[0], group=self._group(message), tag=tag) for each, tag in wanted]
+            self.posted[message] = Posted(works, tensor, stamp)
         self.n_posted[channel] = max(self.n_posted[channel], min(n_posted, len(messages)))
 
     def _target(self, action: Action) -> int:
@@ -99,6 +130,9 @@ class Mailbox:
     def _tag(self, message: Message) -> int:
         unit = self.schedule.slicing.first_units[message.microbatch] + message.slice
         return message.source * len(self.schedule.slicing.units) + unit
+
+    def _stamp_tag(self, message: Message) -> int:
+        return self._tag(message) + len(self.homes) * len(self.schedule.slicing.units)
 
 
 def sent_message(action: Action) -> Message:

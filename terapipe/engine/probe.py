@@ -2,8 +2,10 @@
 
 import csv
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,28 +23,52 @@ Point = tuple[int, int, int]  # slice_tokens, context_tokens, n_sequences
 Cell = tuple[int, int, int, int, bool]  # stage, point, together
 PROBE = -1  # in a job's order: a repeat of the measurement, between two steps
 PROBE_COLUMNS = [*POINT, "together", "repeat", "forward_ms", "backward_ms"]
+HALVES = ["input_ms", "weight_ms"]  # two more columns, where the backward's halves are measured too
 
 
 class Prober:
     """Measures this rank's stages, a repeat of the whole grid at a time.
 
-    Stages are dealt to the ranks in turn. A repeat goes over all points, each rank while the others
-    wait, and over some with all ranks at once, so that a machine whose speed wanders slows them
-    alike. Rows go to probe-rank-N.csv as they are measured; what is there already counts.
+    A rank measures the stages that the spec's schedule puts on it; where the schedule has other
+    ranks than measure, stages are dealt to them in turn. A repeat goes over all points, each rank while
+    the others wait, and over some with all ranks at once, so that a machine whose speed wanders slows
+    them alike. With `split_backward` each slice goes forward and back twice: F and B as they run where
+    no backward is split, then F, I and W. Rows go to probe-rank-N.csv as they are measured; what is
+    there already counts.
     """
 
     def __init__(
-        self, mesh: Mesh, directory: Path, alone: Sequence[Point], together: Sequence[Point], device: str = "cpu"
+        self,
+        mesh: Mesh,
+        directory: Path,
+        alone: Sequence[Point],
+        together: Sequence[Point],
+        device: str = "cpu",
+        split_backward: bool = False,
     ) -> None:
         self.mesh, self.alone, self.together = mesh, alone, together
         self.spec = RunSpec.from_json((directory / "spec.json").read_text("utf-8"))
         if self.spec.device == "emulated":
             raise SpecError("emulated stages have no cost to measure: it was put in.")
         self.clock = make_clock(device, mesh.rank)
-        indices = range(mesh.rank, self.spec.n_stages, mesh.n_ranks)
-        self.stages = {index: build_stage(self.spec, index, self.clock.device) for index in indices}
-        self.times: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in self._cells()}
+        homes = self.spec.schedules[0].stage_to_rank
+        if self.spec.n_ranks != mesh.n_ranks:
+            homes = tuple(index % mesh.n_ranks for index in range(self.spec.n_stages))
+        self.n_turns = max(homes.count(rank) for rank in range(mesh.n_ranks))
+        self.stages = {
+            index: build_stage(self.spec, index, self.clock.device, split_backward)
+            for index, home in enumerate(homes)
+            if home == mesh.rank
+        }
+        self.columns = PROBE_COLUMNS + HALVES * split_backward
+        self.times: dict[Cell, list[tuple[float, ...]]] = {cell: [] for cell in self._cells()}
         self._open(directory / f"probe-rank-{mesh.rank}.csv")
+
+    @classmethod
+    def of(cls, mesh: Mesh, probe: Mapping[str, Any]) -> "Prober":
+        """The prober that a probe, as `profiling.plan_probe` writes it, describes."""
+        names = ("alone", "together", "device", "split_backward")
+        return cls(mesh, Path(probe["directory"]), *(probe[name] for name in names))
 
     def warm_up(self) -> None:
         """Run everything once without timing it."""
@@ -79,14 +105,14 @@ class Prober:
         for row in csv.DictReader(whole.decode().splitlines()):
             length, context, n_sequences = (int(row[name]) for name in POINT[1:])
             cell = (int(row["stage"]), length, context, n_sequences, row["together"] == "True")
-            self.times[cell].append((float(row["forward_ms"]), float(row["backward_ms"])))
+            self.times[cell].append(tuple(float(row[name]) for name in self.columns if name.endswith("_ms")))
             last = max(last, int(row["repeat"]))
         self.next_repeat = 1 + max(self.mesh.gather(last))
         self.file = path.open("a", newline="", encoding="utf-8", buffering=1)  # by lines: none is lost with the process
         self.file.truncate(len(whole))
         self.writer = csv.writer(self.file, lineterminator="\n")
         if not whole:
-            self.writer.writerow(PROBE_COLUMNS)
+            self.writer.writerow(self.columns)
 
     def _measure_all(self, repeat: int | None) -> None:
         shuffle = np.random.default_rng(self.next_repeat)
@@ -97,17 +123,30 @@ class Prober:
                     self._measure(point, turn is None, repeat)
 
     def _measure(self, point: Point, together: bool, repeat: int | None) -> None:
-        for index, stage in self.stages.items():
+        stages = list(self.stages.items())
+        for turn in range(self.n_turns if together else len(stages)):
             if together:
                 self.mesh.barrier()
-            times = time_slice(stage, point, self.spec.slicings[0].seq_tokens, self.spec.model.vocab_size, self.clock)
-            if repeat is not None:
+            # With all at once, a rank of fewer stages than others has them compute beside its own once more.
+            index, stage = stages[turn % len(stages)]
+            times = self._time(stage, point)
+            if repeat is not None and turn < len(stages):
                 self.times[(index, *point, together)].append(times)
                 self.writer.writerow([index, *point, together, repeat, *times])
 
+    def _time(self, stage: Stage, point: Point) -> tuple[float, ...]:
+        """Milliseconds of F and B of one slice, and of I and W."""
+        size = (self.spec.slicings[0].seq_tokens, self.spec.model.vocab_size)
+        if stage.weight_queue is None:
+            return time_slice(stage, point, *size, self.clock)
+        stage.weight_queue.is_on = False
+        whole = time_slice(stage, point, *size, self.clock)
+        stage.weight_queue.is_on = True
+        return *whole, *time_slice(stage, point, *size, self.clock)[1:]
 
-def time_slice(stage: Stage, point: Point, seq_tokens: int, vocab_size: int, clock: Clock) -> tuple[float, float]:
-    """Forward and backward ms of one slice of a sequence, behind the keys and values of an earlier one."""
+
+def time_slice(stage: Stage, point: Point, seq_tokens: int, vocab_size: int, clock: Clock) -> tuple[float, ...]:
+    """Milliseconds of a slice of a sequence, behind the keys and values of an earlier one: F, B; F, I, W of a split stage."""
     length, context, n_sequences = point
     lengths = tuple(tokens for tokens in (context, length, seq_tokens - context - length) if tokens > 0)
     slicing = Slicing((MicrobatchSlices(n_sequences, lengths),))
@@ -117,16 +156,22 @@ def time_slice(stage: Stage, point: Point, seq_tokens: int, vocab_size: int, clo
     shape = (n_sequences, length, stage.d_model)
     received = None if stage.is_first else torch.randn(shape, dtype=stage.dtype, device=clock.device)
     gradient = None if stage.is_last else torch.randn(shape, dtype=stage.dtype, device=clock.device)
+    is_split = stage.weight_queue is not None and stage.weight_queue.is_on
     clock.settle()
-    start = clock.mark()
+    marks = [clock.mark()]
     stage.forward(0, place, received)
-    middle = clock.mark()
-    stage.backward(0, place, gradient)
-    end = clock.mark()
+    marks.append(clock.mark())
+    if is_split:
+        stage.input_backward(0, place, gradient)
+        marks.append(clock.mark())
+        stage.weight_backward(0, place)
+    else:
+        stage.backward(0, place, gradient)
+    marks.append(clock.mark())
     clock.settle()
     if context:
         stage.contexts.pop(0).release()
-    return clock.between_ms(start, middle), clock.between_ms(middle, end)
+    return tuple(clock.between_ms(start, end) for start, end in pairwise(marks))
 
 
 def time_fixed_work(mesh: Mesh, n_repeats: int = 200) -> list[float]:

@@ -3,6 +3,7 @@
 spec.json                the spec          schedule.csv, schedule-1.csv, …   one for each slicing
 timings-rank-N.csv       written after every step, so a failed run keeps its earlier steps
 timings.parquet          all ranks merged  losses.csv    step, loss, grad_norm
+memory-rank-N.csv        where memory was measured: what a rank held after each action
 rank-N.log               what a rank printed              host.json   machine, versions, steal
 """
 
@@ -20,7 +21,16 @@ import pandas as pd
 from terapipe.errors import SpecError
 from terapipe.schedule import Schedule
 from terapipe.spec import RunSpec
-from terapipe.timeline import COLUMNS, EMULATED, EMULATED_EXTRAPOLATED, MEASURED, Timeline, input_ends, name_blockers
+from terapipe.timeline import (
+    COLUMNS,
+    EMULATED,
+    EMULATED_EXTRAPOLATED,
+    MEASURED,
+    MEMORY_COLUMNS,
+    Timeline,
+    input_ends,
+    name_blockers,
+)
 
 RANK_COLUMNS = [name for name in COLUMNS if name not in ("source", "blocked_by")]
 LOSS_COLUMNS = ["step", "loss", "grad_norm"]
@@ -44,8 +54,10 @@ class Run:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Every action of every step that all ranks finished."""
-        return Timeline(read_timings(self.directory, self.spec))
+        """Every action of every step that all ranks finished, and what they held, where the run measured it."""
+        timings = read_timings(self.directory, self.spec)
+        memory = read_memory(self.directory, timings["step"]) if self.spec.measure_memory else None
+        return Timeline(timings, memory)
 
     @cached_property
     def losses(self) -> pd.DataFrame:
@@ -155,6 +167,16 @@ def read_timings(directory: Path, spec: RunSpec) -> pd.DataFrame:
         frame.loc[rows.index, "blocked_by"] = list(name_blockers(rows))
         frame.loc[rows.index, "ready_ms"] = rows["ready_ms"].fillna(input_ends(rows)).fillna(0.0)
     return frame[COLUMNS]
+
+
+def read_memory(directory: Path, steps: pd.Series) -> pd.DataFrame:
+    """What each rank held once each action had ended (`Timeline.memory`), of the steps named."""
+    files = sorted(directory.glob("memory-rank-*.csv"))
+    if not files:
+        raise SpecError(f"{str(directory)!r} holds no memory-rank-N.csv, though its run measured memory. Run it again.")
+    frame = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
+    frame = frame[frame["step"].isin(steps)].sort_values(["step", "rank"], kind="stable")
+    return frame[MEMORY_COLUMNS].reset_index(drop=True)
 
 
 def _source(spec: RunSpec) -> str:

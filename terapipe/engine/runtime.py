@@ -7,10 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
 
+from terapipe.cost import Links
+from terapipe.engine.ledger import Ledger
 from terapipe.engine.mesh import Mesh
 from terapipe.engine.p2p import Mailbox
 from terapipe.engine.stage import StepInputs
@@ -44,12 +47,20 @@ class Runtime:
     """One rank, one schedule."""
 
     def __init__(
-        self, mesh: Mesh, schedule: Schedule, stages: Mapping[int, RunsSlices], d_model: int, dtype: torch.dtype
+        self,
+        mesh: Mesh,
+        schedule: Schedule,
+        stages: Mapping[int, RunsSlices],
+        d_model: int,
+        dtype: torch.dtype,
+        link: Links | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         lowered = lower(schedule)
         self.mesh, self.schedule, self.stages = mesh, schedule, stages
         self.actions = lowered[mesh.rank]
-        self.mailbox = Mailbox(mesh, schedule, lowered, d_model, dtype)
+        self.mailbox = Mailbox(mesh, schedule, lowered, d_model, dtype, link)
+        self.ledger = ledger
 
     def run_step(self, inputs: StepInputs, fault: "Fault | None" = None) -> tuple[int, list[TimedAction]]:
         """Run every action once; return the step's start (nanoseconds) and the compute actions timed.
@@ -59,6 +70,7 @@ class Runtime:
         for stage in self.stages.values():
             stage.begin_step(inputs)
         self.mailbox.begin_step()
+        watching = nullcontext if self.ledger is None else self.ledger.watching
         timed: list[TimedAction] = []
         inbox: dict[Action, torch.Tensor] = {}  # by the compute action that needs it
         arrived: dict[Action, int] = {}
@@ -77,9 +89,12 @@ class Runtime:
                 if fault is not None:
                     fault.strike(action)
                 start = time.perf_counter_ns()
-                output = self.stages[action.stage].run(action, inbox.pop(key, None))
+                with watching():
+                    output = self.stages[action.stage].run(action, inbox.pop(key, None))
                 end = time.perf_counter_ns()
                 timed.append(TimedAction(action, start, end, arrived.get(key, 0), 0))
+                if self.ledger is not None:
+                    self.ledger.record()
                 self._hand_over(action, output, inbox, arrived, end)
         self.mailbox.finish_step()
         return origin, timed

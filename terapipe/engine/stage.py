@@ -13,6 +13,12 @@ model's place (`RunSpec(stage="package.module:Class")`):
   masks that do not depend on the slicing. Both take the layer's number in the whole model.
 * A parameter is named as in the whole model (e.g. "layers.3.…"). One that appears on several stages
   is shared: equal at the start, its gradients summed.
+* Where a schedule splits a stage's backward, its linear layers queue their weight gradients, which W
+  makes; all other gradients are made in I. Linear layers are found by type: every nn.Linear that is
+  called as a module. A product without one, of a tied weight say, joins them as
+  `engine.weights.linear(inputs, weight, bias, self.weight_queue)`, if the class says
+  `weight_queue = None`; else it stays in I, and is as exact. What a linear layer reads must not be
+  changed in place before W: that is refused.
 * The engine draws parameters of two or more dimensions from seed and name and sets every "…bias" to
   0, so that weights do not depend on the cut. Other vectors keep what the constructor gave them,
   which must not be random.
@@ -31,6 +37,7 @@ from terapipe.config import ModelConfig
 from terapipe.engine.context import ContextPool, MaskSource, MicrobatchContext, SliceContext
 from terapipe.engine.model import DecoderStage
 from terapipe.engine.text import IGNORED
+from terapipe.engine.weights import WeightQueue, attach
 from terapipe.errors import RunError
 from terapipe.schedule import Action, Kind
 from terapipe.slicing import Slicing
@@ -89,14 +96,30 @@ class StepInputs(NamedTuple):
 
 
 class Stage:
-    """Runs slices of one stage, keeping what their backwards need."""
+    """Runs slices of one stage, keeping what their backwards need.
 
-    def __init__(self, module: nn.Module, is_first: bool, is_last: bool, d_model: int, dtype: torch.dtype) -> None:
+    With `splits_backward` its backward may also run as I and W, and B is I, then W. Without, the
+    module is left as it is and B is autograd's own backward, so that schedules that never split pay
+    nothing: a layer that queues costs a few microseconds more a call.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        is_first: bool,
+        is_last: bool,
+        d_model: int,
+        dtype: torch.dtype,
+        splits_backward: bool = False,
+    ) -> None:
         self.module, self.is_first, self.is_last, self.d_model, self.dtype = module, is_first, is_last, d_model, dtype
         self.pool = ContextPool()
         self.contexts: dict[int, MicrobatchContext] = {}
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.losses: list[torch.Tensor] = []
+        self.weight_queue = WeightQueue() if splits_backward else None
+        if self.weight_queue is not None:
+            attach(module, self.weight_queue)
 
     def begin_step(self, inputs: StepInputs) -> None:
         """Take the step's batch; forget the last step's losses."""
@@ -104,9 +127,13 @@ class Stage:
         self.losses = []
 
     def run(self, action: Action, received: torch.Tensor | None) -> torch.Tensor | None:
-        """Run a forward or a backward; return what the neighbouring stage needs, if there is one."""
-        run = self.forward if action.kind is Kind.F else self.backward
-        return run(action.microbatch, action.slice, received)
+        """Run F, B, I or W; return what the neighbouring stage needs, if there is one and anything."""
+        microbatch, place = action.microbatch, action.slice
+        if action.kind is Kind.W:
+            self.weight_backward(microbatch, place)
+            return None
+        runs = {Kind.F: self.forward, Kind.B: self.backward, Kind.I: self.input_backward}
+        return runs[action.kind](microbatch, place, received)
 
     def forward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:
         """Run slice `place` of a microbatch; return its features (B, T, E), None on the last stage."""
@@ -133,9 +160,29 @@ class Stage:
 
     def backward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:
         """Run the backward; return the gradient of the slice's input (B, T, E), None on the first stage."""
+        if self.weight_queue is None or not self.weight_queue.is_on:
+            return self._backward(microbatch, place, received)
+        gradient = self.input_backward(microbatch, place, received)
+        self.weight_backward(microbatch, place)
+        return gradient
+
+    def input_backward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:
+        """Run the input-gradient half, I: all but the linear layers' weight gradients; returns what `backward` does."""
+        assert self.weight_queue is not None
+        self.weight_queue.begin((microbatch, place))
+        gradient = self._backward(microbatch, place, received)
+        self.weight_queue.end()
+        return gradient
+
+    def weight_backward(self, microbatch: int, place: int) -> None:
+        """Run the weight-gradient half, W: add the products that the slice's I has queued."""
+        assert self.weight_queue is not None
+        self.weight_queue.run((microbatch, place))
+
+    def _backward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:
         features, outputs = self.kept.pop((microbatch, place))
         outputs.backward(received)
-        if place == 0:
+        if place == 0:  # the microbatch's last: what W needs is in the queue
             self.contexts.pop(microbatch).release()
         return None if self.is_first else features.grad
 

@@ -77,7 +77,7 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
     """
     runs = [RankRun(mesh, Path(directory)) for directory in job["directories"]]
     probe = job["probe"]
-    prober = Prober(mesh, Path(probe["directory"]), probe["alone"], probe["together"]) if probe else None
+    prober = Prober.of(mesh, probe) if probe else None
     if prober is not None:
         prober.warm_up()
     order, save = job["order"], job["save"]
@@ -113,7 +113,7 @@ def measure_slices(mesh: Mesh, job: dict[str, Any], report: Report) -> dict[str,
     At least job["n_repeats"] times, at most job["max_repeats"], and between them until the medians'
     error is at most job["tolerance"] (`Prober.progress`). Repeats in job["directory"] count.
     """
-    prober = Prober(mesh, Path(job["directory"]), job["alone"], job["together"], job["device"])
+    prober = Prober.of(mesh, job)
 
     def is_done(n_repeats: int, error: float) -> bool:
         is_settled = n_repeats >= int(job["n_repeats"]) and error <= float(job["tolerance"])

@@ -3,19 +3,19 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from terapipe.cost import CostModel, Link
+from terapipe.cost import CostModel, Links, are_links, describe_links
 from terapipe.errors import ScheduleError, SpecError, as_number, check_integer
 from terapipe.experiment.rows import Row
 from terapipe.schedule import Schedule, build_schedule
-from terapipe.simulator import Links, simulate
+from terapipe.simulator import simulate
 from terapipe.slicing import Slicing, uniform_slicing
 from terapipe.spec import RunSpec
 from terapipe.timeline import Timeline
@@ -40,14 +40,14 @@ class SimulationCell:
     n_slices: int = 1
     n_microbatches: int = 1
     n_sequences: int = 1
-    chunks_per_rank: int = 1
+    chunks_per_rank: int | None = None
     link: Links | None = None
     bytes_per_token: float = 0
     contention: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("n_ranks", "seq_tokens", "n_slices", "n_microbatches", "n_sequences", "chunks_per_rank"):
-            if getattr(self, name) is not None or name not in ("n_ranks", "seq_tokens"):
+            if getattr(self, name) is not None or name not in ("n_ranks", "seq_tokens", "chunks_per_rank"):
                 object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, SpecError))
         for name in ("bytes_per_token", "contention"):
             if math.isnan(as_number(getattr(self, name))):
@@ -56,7 +56,7 @@ class SimulationCell:
             raise SpecError(f"schedule={self.schedule!r}: needs a family's name or a Schedule.")
         if not isinstance(self.slicing, Slicing | str | None):
             raise SpecError(f"slicing={self.slicing!r}: needs a Slicing, or its notation like '[(1, [1024, 1024])]'.")
-        if not _are_links(self.link):
+        if not (self.link is None or are_links(self.link)):
             raise SpecError(f"link={self.link!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
 
     @cached_property
@@ -90,7 +90,7 @@ class SimulationCell:
             "n_ranks": self.n_ranks,
             "chunks_per_rank": self.chunks_per_rank,
             "cost": [self._times(cost) for cost in ([self.cost] if isinstance(self.cost, CostModel) else self.cost)],
-            "link": _describe_link(self.link),
+            "link": describe_links(self.link),
             "bytes_per_token": self.bytes_per_token,
             "contention": self.contention,
         }
@@ -125,19 +125,6 @@ class RunCell:
 
         done = run(self.spec.replaced(directory=new_directory(spec_hash, root)))
         return {"spec_hash": spec_hash, **_numbers(done.timeline), "directory": str(done.directory)}
-
-
-def _are_links(given: object) -> bool:
-    if not isinstance(given, Mapping):
-        return isinstance(given, Link | None)
-    pairs_are_pairs = all(isinstance(pair, tuple) and [type(rank) for rank in pair] == [int, int] for pair in given)
-    return pairs_are_pairs and all(isinstance(each, Link) for each in given.values())
-
-
-def _describe_link(link: Links | None) -> Any:
-    if isinstance(link, Mapping):
-        return [[*pair, asdict(each)] for pair, each in sorted(link.items())]
-    return asdict(link) if isinstance(link, Link) else link
 
 
 def _numbers(timeline: Timeline) -> Row:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from terapipe.cost import CostModel, LinearContextCost, Profile
 from terapipe.errors import SpecError
+from terapipe.schedule import Kind
 from terapipe.simulator import simulate
 from terapipe.spec import RunSpec
 from terapipe.timeline import Timeline
@@ -40,6 +41,8 @@ class Predictor:
         Of each point before the race.
     shortest_tokens : int, optional
         Shortest slice to predict, if it is below 1/16 of the sequence.
+    split_backward : bool
+        Whether a raced schedule splits a backward: its halves, I and W, are then measured too.
 
     Attributes
     ----------
@@ -50,15 +53,21 @@ class Predictor:
     """
 
     def __init__(
-        self, ranks: "Ranks", spec: RunSpec, scratch: Path, n_repeats: int = N_REPEATS, shortest_tokens: int | None = None
+        self,
+        ranks: "Ranks",
+        spec: RunSpec,
+        scratch: Path,
+        n_repeats: int = N_REPEATS,
+        shortest_tokens: int | None = None,
+        split_backward: bool = False,
     ) -> None:
         from terapipe.profiling import measure, plan_points, plan_probe
 
         first = spec.slicings[0]
         points = plan_points(first.seq_tokens, n_sequences=first.microbatches[0].n_sequences, shortest_tokens=shortest_tokens)
         self.spec = spec
-        self.before = measure(ranks, spec, points, n_repeats, scratch)
-        self.probe = plan_probe(spec, points, scratch)
+        self.before = measure(ranks, spec, points, n_repeats, scratch, split_backward)
+        self.probe = plan_probe(spec, points, scratch, split_backward)
 
     @cached_property
     def profile(self) -> Profile:
@@ -79,13 +88,20 @@ class Predictor:
 
 def simulate_steps(spec: RunSpec, costs: Sequence[CostModel], contention: float = 1.0) -> Timeline:
     """A step for each slicing that a spec's steps cycle through; one cost a stage."""
-    steps = [simulate(schedule, costs, contention=contention).frame for schedule in spec.schedules]
+    link, size = spec.link, spec.bytes_per_token
+    steps = [simulate(schedule, costs, link, size, contention).frame for schedule in spec.schedules]
     return Timeline(pd.concat([frame.assign(step=step) for step, frame in enumerate(steps)], ignore_index=True))
 
 
 def shortest_tokens(specs: Sequence[RunSpec]) -> int:
     """The shortest slice of any spec."""
     return int(min(slicing.units[:, 2].min() for spec in specs for slicing in spec.slicings))
+
+
+def splits_backward(specs: Sequence[RunSpec]) -> bool:
+    """Whether the schedule of any spec runs a backward in two halves."""
+    orders = [order for spec in specs for schedule in spec.schedules for order in schedule.orders]
+    return any(action.kind is Kind.W for order in orders for action in order)
 
 
 def check_predictable(specs: Sequence[RunSpec]) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from terapipe.cost import Profile
 from terapipe.errors import SpecError, check_integer
-from terapipe.experiment.predictions import Predictor, check_predictable, shortest_tokens, simulate_steps
+from terapipe.experiment.predictions import Predictor, check_predictable, shortest_tokens, simulate_steps, splits_backward
 from terapipe.spec import RunSpec
 from terapipe.timeline import Timeline
 
@@ -165,7 +165,8 @@ def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0, predict: b
             result = run_race(ranks, prepared, directories, seed)
             predicted = [simulate_steps(spec, spec.stage_costs) for spec in specs] if emulated else None
             return replace(result, predicted=predicted)
-        predictor = Predictor(ranks, prepared[0], home, shortest_tokens=shortest_tokens(specs))
+        shortest, splits = shortest_tokens(specs), splits_backward(specs)
+        predictor = Predictor(ranks, prepared[0], home, shortest_tokens=shortest, split_backward=splits)
         result = run_race(ranks, prepared, directories, seed, predictor.probe, ROUNDS_PER_PROBE)
     predicted = [predictor.timeline(spec) for spec in specs]
     return replace(result, predicted=predicted, profile=predictor.profile)

@@ -38,7 +38,7 @@ def one_step(timeline: Timeline, step: int | None) -> tuple[Timeline, str]:
     note = "" if len(available) == 1 else f"step {chosen}"
     if step is None and len(by_makespan) > 1:
         note += f", the median of {len(by_makespan)}"
-    return Timeline(timeline.frame[steps == chosen]), note
+    return Timeline(timeline.frame[steps == chosen], lambda: timeline.memory[timeline.memory["step"] == chosen]), note
 
 
 def as_slicing(given: object) -> Slicing:

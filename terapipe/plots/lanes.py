@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 
 from terapipe.errors import TimelineError
 from terapipe.plots import style
+from terapipe.plots.curves import add_below
 from terapipe.plots.inputs import TimelineLike, as_timeline, one_step
 from terapipe.timeline import Timeline
 
@@ -37,7 +38,13 @@ class _Panel(NamedTuple):
         return sorted(int(rank) for rank in self.step.frame["rank"].unique())
 
 
-def timeline(t: TimelineLike, step: int | None = None, title: str | None = None) -> go.Figure:
+def timeline(
+    t: TimelineLike,
+    step: int | None = None,
+    title: str | None = None,
+    critical_path: bool = False,
+    memory: bool = False,
+) -> go.Figure:
     """One step of a timeline: a lane a rank, a bar an action, idle time the bare grey lane.
 
     Within a microbatch, the bars grow paler from its first slice to its last; where microbatches are
@@ -52,6 +59,10 @@ def timeline(t: TimelineLike, step: int | None = None, title: str | None = None)
         By default the measured step with the median makespan, of two the faster.
     title : str, optional
         What stands before the numbers in the header.
+    critical_path : bool
+        Outline the actions of `Timeline.critical_path`, as one trace more ("critical path").
+    memory : bool
+        Below the lanes, what each rank holds over time (`plots.memory`), as one trace more a rank.
 
     Returns
     -------
@@ -64,7 +75,11 @@ def timeline(t: TimelineLike, step: int | None = None, title: str | None = None)
     TimelineError
         For a step that is not there (those that are, are named), or what is not a timeline.
     """
-    return _draw([_Panel(title, *one_step(as_timeline(t), step))])
+    panel = _Panel(title, *one_step(as_timeline(t), step))
+    fig = _draw([panel])
+    if critical_path:
+        fig.add_trace(_outline(panel))
+    return add_below(fig, panel.step) if memory else fig
 
 
 def compare(*timelines: TimelineLike | Mapping[str, TimelineLike], titles: Sequence[str] | None = None) -> go.Figure:
@@ -180,6 +195,22 @@ def _bars(panel: _Panel, ms_per_px: float, show_text: Callable[[pd.DataFrame], T
         words = {"name": f"{kind} {look.label}", "legendgroup": kind, "hovertemplate": template}
         traces.append(go.Bar(orientation="h", marker=marker, **words, **chosen, **style.INSIDE))
     return traces
+
+
+def _outline(panel: _Panel) -> go.Bar:
+    """The bars of the critical path, empty and edged: above the others, which would cover an edge of their own."""
+    path = panel.step.critical_path()
+    return go.Bar(
+        name="critical path",
+        legendgroup="critical path",
+        orientation="h",
+        y=np.searchsorted(panel.ranks, path["rank"].to_numpy()),
+        base=path["start_ms"].tolist(),
+        x=(path["end_ms"] - path["start_ms"]).to_numpy(np.float64),
+        marker={"color": "rgba(0,0,0,0)", "line": {"color": style.PATH, "width": 2.5}},
+        hoverinfo="skip",
+        legendrank=len(style.KINDS) + 1,
+    )
 
 
 def _list_each_kind_once(fig: go.Figure) -> None:

@@ -1,12 +1,13 @@
 """Where the ranks' time went, as one stacked bar a timeline."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
+from terapipe.cost import CostModel
 from terapipe.errors import TimelineError
 from terapipe.plots import style
 from terapipe.plots.inputs import TimelineLike, as_timeline, by_name
@@ -15,19 +16,26 @@ from terapipe.timeline import Timeline
 _ROW_PX = 52
 
 
-def budget(t: TimelineLike | Mapping[str, TimelineLike]) -> go.Figure:
-    """Rank-milliseconds by compute, communication, dependency, fill, drain and runtime (`Timeline.budget`).
+def budget(
+    t: TimelineLike | Mapping[str, TimelineLike],
+    cost: CostModel | Sequence[CostModel] | None = None,
+    contention: float | None = None,
+) -> go.Figure:
+    """Rank-milliseconds by the parts of `Timeline.budget`; parts below 0 stand left of 0.
 
     Parameters
     ----------
     t : Timeline, DataFrame or {title: either}
         The bars of several stand below each other, each with its title, makespan and badge.
+    cost, contention
+        As in `Timeline.budget`, for those that are not simulated. Without them their compute is one part,
+        "compute", beside simulations whose compute is split.
 
     Returns
     -------
     Figure
-        One trace a part, in the order of `BUDGET`; the bars of a timeline add up to
-        n_ranks × makespan.
+        One trace a part that any timeline has, in the order of `BUDGET`; no text where a timeline does not
+        have it. The bars of a timeline add up to n_ranks × makespan.
 
     Raises
     ------
@@ -37,29 +45,38 @@ def budget(t: TimelineLike | Mapping[str, TimelineLike]) -> go.Figure:
     timelines = {title: as_timeline(each) for title, each in by_name(t).items()}
     if not timelines:
         raise TimelineError(f"{t!r} holds no timeline; a mapping needs at least one title.")
-    table = pd.DataFrame([each.budget() for each in timelines.values()], columns=list(style.PARTS))
+    table = pd.DataFrame([each.budget(cost, contention) for each in timelines.values()])
+    table = table[[name for name in style.PARTS if name in table]]
+    known = table.notna()
+    table = table.fillna(0.0)  # plotly stacks what follows a NaN in the wrong place
     totals = table.sum(axis=1).to_numpy(np.float64)
-    fig = go.Figure([_part(name, table[name].to_numpy(np.float64), totals) for name in style.PARTS])
-    fig.update_xaxes(style.value_axis("time of all ranks (rank-ms)", 0, totals.max() * 1.004 or 1.0))
+    fig = go.Figure(
+        [_part(str(name), table[name].to_numpy(np.float64), known[name].tolist(), totals) for name in table.columns]
+    )
+    low, high = float(table.clip(upper=0).sum(axis=1).min()), float(table.clip(lower=0).sum(axis=1).max())
+    margin = (high - low or 1.0) * 0.004
+    # Rounding leaves zeros a hair below 0, which need no room.
+    fig.update_xaxes(style.value_axis("time of all ranks (rank-ms)", low - margin if low < -margin else 0, high + margin))
     fig.update_yaxes(style.lane_axis("", [_label(title, each) for title, each in timelines.items()]))
     annotations = [style.header([style.bold("Where the ranks' time went")], "")]
     sources = [each.source for each in timelines.values()]
     annotations += [style.badge_beside(source, row) for row, source in enumerate(sources)]
     style.finish(fig, _ROW_PX * len(timelines), annotations)
-    return fig.update_layout(barmode="stack", margin_r=style.badge_margin_px(sources), legend_traceorder="normal")
+    return fig.update_layout(barmode="relative", margin_r=style.badge_margin_px(sources), legend_traceorder="normal")
 
 
-def _part(name: str, values: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> go.Bar:
+def _part(name: str, values: npt.NDArray[np.float64], known: list[bool], totals: npt.NDArray[np.float64]) -> go.Bar:
+    title = name.replace("_", " ")
     share = np.divide(values, totals, out=np.zeros_like(values), where=totals > 0)
     return go.Bar(
-        name=name,
+        name=title,
         orientation="h",
         y=np.arange(len(values)),
         x=values,
         marker={"color": style.PARTS[name], "line": {"color": "white", "width": 1}},
-        text=[f"{each:.1%}" for each in share],
+        text=[f"{each:.1%}" if is_known else "" for each, is_known in zip(share, known, strict=True)],
         customdata=share,
-        hovertemplate=f"<b>{name}</b><br>%{{x:.5~g}} rank-ms<br>%{{customdata:.1%}} of rank time<extra></extra>",
+        hovertemplate=f"<b>{title}</b><br>%{{x:.5~g}} rank-ms<br>%{{customdata:.1%}} of rank time<extra></extra>",
         **style.INSIDE,
     )
 

@@ -25,6 +25,13 @@ class KindStyle(NamedTuple):
         return [(0.0, self.color), (1.0, self.pale)]
 
 
+class PartStyle(NamedTuple):
+    """How one part of a sum is named and drawn."""
+
+    label: str
+    color: str
+
+
 # Any two shades of two kinds are at least 21 CIELAB units apart for eyes without red or green cones
 # (protanopia, deuteranopia), 16 for those without blue ones (Machado et al. 2009). `pale` is `color`
 # with 40 % white.
@@ -35,13 +42,31 @@ KINDS = {
     "W": KindStyle("weight gradient", "#2ED3B7", "#82E5D4"),
 }
 IDLE = "#ECECEC"
-# Time at work in colour, idle time in greys.
-PARTS = dict(zip(BUDGET, ("#0072B2", "#E69F00", "#6E6E6E", "#9C9C9C", "#CACACA", "#CC79A7"), strict=True))
-SOURCES = {"simulated": "#3B5B92", "emulated": "#7A4E9E", "measured": "#1E7B4F", "fitted": "#8A4B14", "given": "#6B6B6B"}
+PATH = "#111111"  # edges of the critical path's bars
+# Time at work in blues and warm colours, idle time in greys.
+_PART_COLORS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#6E6E6E", "#9C9C9C", "#CACACA", "#CC79A7", "#222222")
+PARTS = dict(zip(BUDGET, _PART_COLORS, strict=True))
+SOURCES = {
+    "simulated": "#3B5B92",
+    "emulated": "#7A4E9E",
+    "measured": "#1E7B4F",
+    "replayed": "#0B6B78",
+    "fitted": "#8A4B14",
+    "given": "#6B6B6B",
+}
 EXTRAPOLATED = "extrapolated"
 WARNING = "#FFC20A"  # the one bright badge, with dark text: also apart from the others without any hue
+# Parts of what a rank holds, the lowest first: what stays all the time in grey.
+MEMORY = {
+    "weight_bytes": PartStyle("weights", "#9C9C9C"),
+    "activation_bytes": PartStyle("activations", "#0072B2"),
+    "context_bytes": PartStyle("keys, values, their gradients", "#E69F00"),
+    "queue_bytes": PartStyle("weight queue", "#2ED3B7"),
+}
 # Terms of a sum, and the sum.
 TERMS = ("#0072B2", "#D55E00", "#222222")
+
+BYTE_UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "bytes": 1.0}
 
 BAR_GAP = 0.14
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
@@ -57,6 +82,11 @@ def tones(
     ramp = place / np.maximum(last, 1)
     shades: npt.NDArray[np.float64] = np.where(last > 0, ramp, microbatch % 2)
     return shades
+
+
+def byte_unit(most: float) -> tuple[str, float]:
+    """The unit in which bytes up to `most` are read easily, and its size."""
+    return next((name, size) for name, size in BYTE_UNITS.items() if most >= size or size == 1)
 
 
 def duration_text(milliseconds: float) -> str:

@@ -3,13 +3,14 @@
 from terapipe.schedule.action import Action, Kind
 from terapipe.schedule.graph import Graph
 from terapipe.schedule.lower import lower
-from terapipe.schedule.orders import FAMILIES, build_schedule
+from terapipe.schedule.orders import FAMILIES, Family, build_schedule, schedules
 from terapipe.schedule.schedule import Schedule
 from terapipe.schedule.starts import Starts, Transfers, earliest_starts
 
 __all__ = [
     "FAMILIES",
     "Action",
+    "Family",
     "Graph",
     "Kind",
     "Schedule",
@@ -18,4 +19,5 @@ __all__ = [
     "build_schedule",
     "earliest_starts",
     "lower",
+    "schedules",
 ]

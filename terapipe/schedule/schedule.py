@@ -7,12 +7,16 @@ from functools import cached_property
 from pathlib import Path
 
 from terapipe.errors import ScheduleError
+from terapipe.schedule import edit, torch_csv
 from terapipe.schedule.action import COMPUTE, Action
+from terapipe.schedule.diff import ScheduleDiff, compare_orders
 from terapipe.schedule.graph import Graph
 from terapipe.schedule.grid import format_around, format_grid
 from terapipe.schedule.validate import validate
 from terapipe.slicing import Slicing
 
+EDITED = ", edited"  # what an edit adds to a schedule's name
+LARGEST = 10**9  # of the numbers in an action, so that all fit arrays of 64-bit integers
 Order = str | Iterable[str | Action]
 
 
@@ -78,7 +82,13 @@ class Schedule:
                     )
         absent = next((stage for stage in range(self.n_stages) if stage not in homes), None)
         if absent is not None:
-            raise ScheduleError(f"no rank runs stage {absent} of stages 0…{self.n_stages - 1}.")
+            last = self.n_stages - 1
+            rank = homes[last]
+            step, action = next((step, each) for step, each in enumerate(self.orders[rank]) if each.stage == last)
+            raise ScheduleError(
+                f"no rank runs stage {absent} of stages 0…{last}, which {action} (rank {rank}, step {step}) asks for."
+                f"\n{format_around(self.orders, [(rank, step)])}"
+            )
         return tuple(homes[stage] for stage in range(self.n_stages))
 
     @property
@@ -107,21 +117,97 @@ class Schedule:
 
     def to_csv(self, path: str | Path) -> Path:
         """Write one row a rank, one cell an action."""
-        path = Path(path)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([[str(action) for action in order] for order in self.orders])
-        return path
+        return _write_rows(path, [[str(action) for action in order] for order in self.orders])
 
     @classmethod
     def from_csv(cls, path: str | Path, slicing: Slicing | str, name: str = "custom") -> "Schedule":
         """Read what `to_csv` wrote; blank cells are idle steps and left out."""
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = [[cell for cell in row if cell.strip()] for row in csv.reader(file)]
-        while rows and not rows[-1]:  # blank lines at the end are no ranks
-            rows.pop()
-        if not rows:
-            raise ScheduleError(f"{path} is empty; it needs one row a rank.")
-        return cls.from_orders(dict(enumerate(rows)), slicing, name)
+        return cls.from_orders(dict(enumerate(_read_rows(path))), slicing, name)
+
+    def to_torch_csv(self, path: str | Path) -> Path:
+        """Write the compute-order CSV that torch.distributed.pipelining loads: cells like "2F0", one row a rank.
+
+        Raises
+        ------
+        ScheduleError
+            Where a microbatch is cut into slices, which torch's actions cannot name, or the schedule
+            is invalid.
+        """
+        rows = torch_csv.format_rows(self.validate().orders, self.slicing)
+        return _write_rows(path, rows)
+
+    @classmethod
+    def from_torch_csv(
+        cls,
+        path: str | Path,
+        slicing: Slicing | str | None = None,
+        seq_tokens: int | None = None,
+        name: str = "custom",
+    ) -> "Schedule":
+        """Read a CSV of torch.distributed.pipelining, of the compute order or lowered.
+
+        Parameters
+        ----------
+        path
+            One row a rank, cells like "2F0"; blank cells are idle steps.
+        slicing, seq_tokens
+            Either of them: the whole microbatches that the actions name, or the tokens of one, as the
+            file says how many there are but not how long.
+        name
+            Of the schedule.
+
+        Raises
+        ------
+        ScheduleError
+            For a cell that is no action of torch's, a slicing that cuts microbatches, and where not
+            exactly one of `slicing` and `seq_tokens` is given.
+        """
+        rows = torch_csv.read_rows(_read_rows(path))
+        return cls.from_orders(dict(enumerate(rows)), torch_csv.find_slicing(rows, slicing, seq_tokens), name)
+
+    def move(self, action: str | Action, step: int) -> "Schedule":
+        """A copy, not yet validated, with an action at another step of its rank; those between shift by one."""
+        return self._edited(edit.move(self.orders, _read_action(action, "move"), step))
+
+    def swap(self, first: str | Action, second: str | Action) -> "Schedule":
+        """A copy, not yet validated, with two actions of one rank in each other's place."""
+        return self._edited(edit.swap(self.orders, _read_action(first, "swap"), _read_action(second, "swap")))
+
+    def insert(self, rank: int, step: int, action: str | Action) -> "Schedule":
+        """A copy, not yet validated, with one more action; those from its step on shift by one."""
+        return self._edited(edit.insert(self.orders, rank, step, _read_action(action, "insert")))
+
+    def remove(self, action: str | Action) -> "Schedule":
+        """A copy, not yet validated, without an action; those behind it shift by one."""
+        return self._edited(edit.remove(self.orders, _read_action(action, "remove")))
+
+    def diff(self, other: "Schedule") -> ScheduleDiff:
+        """The actions that moved from this schedule to another, and those that only one of them has."""
+        if not isinstance(other, Schedule):
+            raise ScheduleError(f"diff({other!r}): needs another Schedule.")
+        slicings = (str(self.slicing), str(other.slicing))
+        return ScheduleDiff(compare_orders(self.orders, other.orders), (self.name, other.name), slicings)
+
+    def _edited(self, orders: tuple[tuple[Action, ...], ...]) -> "Schedule":
+        return Schedule(orders, self.slicing, self.name.removesuffix(EDITED) + EDITED)
+
+
+def _write_rows(path: str | Path, rows: Iterable[Iterable[str]]) -> Path:
+    path = Path(path)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def _read_rows(path: str | Path) -> list[list[str]]:
+    """The cells of a CSV without the blank ones, which are idle steps; blank lines at the end are no ranks."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        rows = [[cell for cell in row if cell.strip()] for row in csv.reader(file)]
+    while rows and not rows[-1]:
+        rows.pop()
+    if not rows:
+        raise ScheduleError(f"{path} is empty; it needs one row a rank.")
+    return rows
 
 
 def _read_order(rank: int, order: Order) -> tuple[Action, ...]:
@@ -138,6 +224,8 @@ def _read_action(entry: object, where: str) -> Action:
     if not isinstance(entry, str):
         raise ScheduleError(f"{where}: {entry!r} is not an action; write text like '2F0.3', or an Action.")
     action = Action.parse(entry)
+    if max(action.stage, action.microbatch, action.slice) > LARGEST:
+        raise ScheduleError(f"{where}: {action} has a number beyond {LARGEST:,}; stages, microbatches and slices count from 0.")
     if action.kind not in COMPUTE:
         raise ScheduleError(
             f"{where}: {action} is a transfer. A schedule lists compute actions (F, B, I, W); "

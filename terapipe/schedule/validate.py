@@ -1,4 +1,4 @@
-"""Whether a schedule can run: every action there once, in a possible order, without deadlock.
+"""Whether a schedule is complete: every action there once, each on a slice that exists. `deadlock` says if it can run.
 
 Every error quotes the action, says what is wrong, and shows the step × rank grid with the cell
 marked.
@@ -10,6 +10,7 @@ import numpy as np
 
 from terapipe.errors import ScheduleError
 from terapipe.schedule.action import Action
+from terapipe.schedule.deadlock import check_progress
 from terapipe.schedule.graph import (
     B_CODE,
     F_CODE,
@@ -34,16 +35,17 @@ def validate(orders: tuple[tuple[Action, ...], ...], slicing: Slicing, stage_to_
     Raises
     ------
     ScheduleError
-        For an action that names no slice, is missing or repeated; one placed before another of its
-        own rank that it needs; and for ranks that wait for each other (the cycle is named).
+        For an action that names no slice, is missing or repeated.
+    DeadlockError
+        For an action placed before another of its own rank that it needs, and for ranks that wait for
+        each other: the cycle is named, and the move that repairs it.
     """
     columns = index_actions(orders, slicing)
     _check_names(orders, slicing, columns)
     positions = find_positions(columns, len(stage_to_rank), len(slicing.units))
     _check_complete(orders, slicing, stage_to_rank, columns, positions)
     dependencies = find_dependencies(columns, positions, slicing)
-    _check_order(orders, columns, dependencies)
-    _check_progress(orders, columns, dependencies)
+    check_progress(orders, columns["rank"], dependencies)
     return Graph(orders, slicing, stage_to_rank, dependencies=dependencies, **columns)
 
 
@@ -98,75 +100,6 @@ def _check_complete(
             action = Action(int(stage), KINDS[code], int(microbatch), int(place))
             rank = stage_to_rank[stage]
             raise _error(f"{action} is missing on rank {rank}.", orders, [(rank, len(orders[rank]))])
-
-
-def _check_order(orders: Orders, columns: dict[str, Indices], dependencies: Indices) -> None:
-    """No action stands before one of its own rank that it needs."""
-    for column in range(dependencies.shape[1]):
-        needed = dependencies[:, column]
-        same_rank = (needed >= 0) & (columns["rank"][needed] == columns["rank"])
-        wrong = np.flatnonzero(same_rank & (columns["step"][needed] > columns["step"]))
-        if len(wrong):
-            cell, later = _cell(columns, wrong[0]), _cell(columns, needed[wrong[0]])
-            raise _error(
-                f"wrong order on rank {cell[0]}: {_at(orders, cell)} at step {cell[1]} needs {_at(orders, later)}, "
-                f"which stands after it at step {later[1]}.",
-                orders,
-                [cell],
-            )
-
-
-def _check_progress(orders: Orders, columns: dict[str, Indices], dependencies: Indices) -> None:
-    """Run the orders without times; where all ranks wait, name the cycle."""
-    needs = dependencies.tolist()
-    starts = np.searchsorted(columns["rank"], np.arange(len(orders) + 1)).tolist()
-    heads = starts[:-1].copy()
-    done = bytearray(len(needs) + 1)
-    done[-1] = 1  # "no dependency" is index −1: always done
-    waiting_for: dict[int, list[int]] = {}
-    ranks = list(range(len(orders)))
-    while ranks:
-        rank = ranks.pop()
-        for index in range(heads[rank], starts[rank + 1]):
-            first, second, third = needs[index]
-            if not (done[first] and done[second] and done[third]):
-                missing = first if not done[first] else second if not done[second] else third
-                waiting_for.setdefault(missing, []).append(rank)
-                heads[rank] = index
-                break
-            done[index] = 1
-            if index in waiting_for:
-                ranks += waiting_for.pop(index)
-        else:
-            heads[rank] = starts[rank + 1]
-    if heads == starts[1:]:
-        return
-    cycle = _find_cycle(heads, starts, needs, done, columns)
-    cells = [_cell(columns, head) for head, _ in cycle]
-    story = "; ".join(
-        f"rank {cell[0]} waits at {_at(orders, cell)} for {_at(orders, _cell(columns, needed))}"
-        for cell, (_, needed) in zip(cells, cycle, strict=True)
-    )
-    raise _error(
-        f"deadlock: {story}. Each of these is, or stands behind, the waiting action of its own rank, so none can ever start.",
-        orders,
-        cells,
-    )
-
-
-def _find_cycle(
-    heads: list[int], starts: list[int], needs: list[list[int]], done: bytearray, columns: dict[str, Indices]
-) -> list[tuple[int, int]]:
-    """A cycle of (waiting action, action it needs), each needed one standing behind the next waiting one."""
-    rank = next(rank for rank, head in enumerate(heads) if head < starts[rank + 1])
-    path: list[tuple[int, int]] = []
-    seen: dict[int, int] = {}
-    while rank not in seen:
-        seen[rank] = len(path)
-        needed = next(d for d in needs[heads[rank]] if not done[d])
-        path.append((heads[rank], needed))
-        rank = int(columns["rank"][needed])
-    return path[seen[rank] :]
 
 
 def _cell(columns: dict[str, Indices], index: int | np.int64) -> Cell:

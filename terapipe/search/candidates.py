@@ -86,14 +86,15 @@ def least_memory_start(problem: Problem, replay: Replay, memory: MemoryModel) ->
     """The slicing of one number of slices whose peak is least: a linear program, rounded to the grid."""
     from scipy.optimize import linprog
 
-    counts, n_live = replay.held
-    n_slices = counts.shape[1]
-    # Unknown: lengths as shares of the sequence, then the peak in bytes a token, scaled to be near 1.
-    held = memory.activation_bytes_per_token * counts + memory.context_bytes_per_token * n_live[:, np.newaxis]
-    below_peak = np.column_stack([held / held.max(), -np.ones(len(held))])
+    held, seq_tokens = replay.held(memory), problem.grid.seq_tokens
+    n_slices = held.per_slice_token.shape[1]
+    # Unknown: lengths as shares of the sequence, then the peak as a share of `most`, so that all are near 1.
+    sliced, fixed = held.per_slice_token * float(seq_tokens), held.per_token * float(seq_tokens) + held.weights
+    most = (sliced.max(axis=1) + fixed).max()
+    below_peak = np.column_stack([sliced / most, -np.ones(len(sliced))])
     peak, total = np.eye(n_slices + 1)[-1], np.append(np.ones(n_slices), 0.0)[np.newaxis]
     bounds = [*[(problem.min_units / problem.n_units, 1.0)] * n_slices, (0.0, None)]
-    found = linprog(peak, below_peak, np.zeros(len(held)), total, [1.0], bounds)
+    found = linprog(peak, below_peak, -fixed / most, total, [1.0], bounds)
     assert found.x is not None  # equal slices are one solution
     return _on_grid(problem, np.cumsum(found.x[: n_slices - 1]) * problem.n_units)
 

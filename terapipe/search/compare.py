@@ -11,8 +11,8 @@ import pandas as pd
 from terapipe.config import ModelConfig
 from terapipe.cost import CallableCost, CostModel
 from terapipe.cost.model import CostFunction, Numbers, Times
-from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError, check_integer
-from terapipe.schedule import Schedule, build_schedule
+from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError, check_integer, unknown_name
+from terapipe.schedule import FAMILIES, Schedule, build_schedule
 from terapipe.simulator import simulate
 from terapipe.slicing import (
     Objective,
@@ -101,7 +101,8 @@ def compare_slicings(
     setting = _Setting(seq_tokens, n_ranks, n_microbatches, granularity_tokens, min_slice_tokens, objective)
     given = {name: setting.read(name, slicing) for name, slicing in (slicings or {}).items()}
     plan = setting.plan(cost)
-    build_schedule(schedule, n_ranks, uniform_slicing(seq_tokens, 1))  # every family runs it: an unknown one is refused here
+    if schedule not in FAMILIES:
+        raise ScheduleError(unknown_name("schedule", schedule, FAMILIES))
     truths = [_mistaken(cost, own, context) for own, context in product((1 - COST_ERROR, 1 + COST_ERROR), repeat=2)]
     bounds_ms = [plan.lower_bound_ms, *(setting.plan(truth).lower_bound_ms for truth in truths)]
     rows = []

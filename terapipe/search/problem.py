@@ -56,7 +56,7 @@ class Problem:
         if self.memory is None:
             raise CostError(
                 f"memory_cap_bytes={self.memory_cap_bytes!r} without memory=: say what a slice keeps, "
-                "e.g. memory=MemoryModel(model, dtype, n_layers=…)."
+                "e.g. memory=MemoryModel(model, dtype)."
             )
         if not as_number(self.memory_cap_bytes) > 0:
             raise CostError(f"memory_cap_bytes={self.memory_cap_bytes!r}: needs a positive number of bytes.")

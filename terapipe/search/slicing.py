@@ -206,10 +206,11 @@ def _refuse_impossible(problem: Problem, climber: Climber, best: tuple[str, Indi
     remedy += "other lengths (granularity_tokens, min_slice_tokens)"
     if np.isinf(score) or problem.memory is None:
         raise SlicingError(f"every slicing tried{tried} has a slice of infinite cost. Allow {remedy}, or a finite cost.")
-    least = climber.replay(len(lengths)).peak_bytes(problem.memory, lengths[np.newaxis])[0]
+    replay = climber.replay(len(lengths))
+    least, weights = replay.peak_bytes(problem.memory, lengths[np.newaxis])[0], replay.held(problem.memory).weights.max()
     raise SlicingError(
         f"memory_cap_bytes={problem.memory_cap_bytes:g}: the least found{tried} needs {least:.0f} bytes on a rank under "
-        f"{problem.family}, with {problem.slicing(lengths)}; weights alone are {problem.memory.weight_bytes}. Raise the cap, "
+        f"{problem.family}, with {problem.slicing(lengths)}; weights alone are {weights}. Raise the cap, "
         f"or allow {remedy}."
     )
 

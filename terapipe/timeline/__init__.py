@@ -1,16 +1,21 @@
 """The timings table that both back ends emit, and what it tells."""
 
 from terapipe.timeline.budget import BUDGET
-from terapipe.timeline.inputs import input_ends, name_blockers
-from terapipe.timeline.timeline import (
+from terapipe.timeline.inputs import input_ends
+from terapipe.timeline.match import match
+from terapipe.timeline.memory import MEMORY_COLUMNS
+from terapipe.timeline.path import name_blockers
+from terapipe.timeline.step import Step
+from terapipe.timeline.table import (
     COLUMNS,
     EMULATED,
     EMULATED_EXTRAPOLATED,
     MEASURED,
+    REPLAYED,
     SIMULATED,
     SIMULATED_EXTRAPOLATED,
-    Timeline,
 )
+from terapipe.timeline.timeline import Timeline
 
 __all__ = [
     "BUDGET",
@@ -18,9 +23,13 @@ __all__ = [
     "EMULATED",
     "EMULATED_EXTRAPOLATED",
     "MEASURED",
+    "MEMORY_COLUMNS",
+    "REPLAYED",
     "SIMULATED",
     "SIMULATED_EXTRAPOLATED",
+    "Step",
     "Timeline",
     "input_ends",
+    "match",
     "name_blockers",
 ]

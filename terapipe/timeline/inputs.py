@@ -1,10 +1,10 @@
 """What each row of a timeline needed, found from the table alone. The rules are those of `schedule.graph`."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from terapipe.errors import TimelineError
 
 
 def input_ends(rows: pd.DataFrame) -> pd.Series:
@@ -18,10 +18,21 @@ def input_rows(rows: pd.DataFrame) -> list[npt.NDArray[np.int64]]:
     """Positions of the rows each action needs: neighbouring stage, neighbouring slice, own half; −1 for none.
 
     The rows are of one step.
+
+    Raises
+    ------
+    TimelineError
+        Where an action is there twice, or a slice has B beside I.
     """
     places = ["stage", "microbatch", "slice"]
     keys = rows[places].assign(half=np.where(rows["kind"] == "F", "F", np.where(rows["kind"] == "W", "W", "B")))
     index = pd.MultiIndex.from_frame(keys)
+    if not index.is_unique:
+        twice = rows[index.duplicated(keep=False)].sort_values(places, kind="stable")[["rank", *places, "kind", "start_ms"]]
+        raise TimelineError(
+            f"an action is in a step twice, or a backward beside its own half: {twice.iloc[:2].to_dict('records')}. "
+            "Give repeats of a step a column `step`."
+        )
     forward, weight = (keys["half"] == "F").to_numpy(), (keys["half"] == "W").to_numpy()
     direction = np.where(forward, -1, 1)
     neighbour_stage = _find(index, keys.assign(stage=keys["stage"] + direction))
@@ -37,16 +48,3 @@ def input_rows(rows: pd.DataFrame) -> list[npt.NDArray[np.int64]]:
 def _find(index: pd.MultiIndex, wanted: pd.DataFrame) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = index.get_indexer(pd.MultiIndex.from_frame(wanted)).astype(np.int64)
     return found
-
-
-def name_blockers(rows: pd.DataFrame) -> Iterable[str]:
-    """Text of the action that each one waited for last, the rows of one step in rank and start order."""
-    texts = rows["stage"].astype(str) + rows["kind"] + rows["microbatch"].astype(str) + "." + rows["slice"].astype(str)
-    ends = rows["end_ms"].to_numpy()
-    blockers, latest = np.full(len(rows), -1), np.full(len(rows), -np.inf)
-    same_rank = rows["rank"].to_numpy()[1:] == rows["rank"].to_numpy()[:-1]
-    before = np.where(np.append(False, same_rank), np.arange(-1, len(rows) - 1), -1)
-    for found in [*input_rows(rows), before]:
-        end = np.where(found >= 0, ends[found], -np.inf)
-        blockers, latest = np.where(end >= latest, found, blockers), np.maximum(latest, end)
-    return [texts.iloc[blocker] if blocker >= 0 else "" for blocker in blockers]

@@ -4,28 +4,21 @@ Simulated and measured timelines have the same columns; `source` says which one 
 are milliseconds from the step's start; steps below 0 are warm-up and count in no metric.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from terapipe.errors import TimelineError
 from terapipe.timeline.budget import find_budget
+from terapipe.timeline.compute import Costs
+from terapipe.timeline.memory import count_held, count_units, find_peak_bytes
+from terapipe.timeline.path import find_path
+from terapipe.timeline.table import SIMULATED, SIMULATED_EXTRAPOLATED, check_table, fill_in
 
-COLUMNS = [
-    *("source", "step", "rank", "stage", "kind", "microbatch", "slice"),
-    *("n_sequences", "slice_tokens", "context_tokens"),
-    *("start_ms", "end_ms", "ready_ms", "blocked_by", "n_bytes"),
-]
-SIMULATED = "simulated"
-SIMULATED_EXTRAPOLATED = "simulated, extrapolated"  # with costs of slices beyond what was measured
-EMULATED = "emulated"
-EMULATED_EXTRAPOLATED = "emulated, extrapolated"
-MEASURED = "measured"
-_REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
-_KINDS = ("F", "B", "I", "W")
+Table = pd.DataFrame | Callable[[], pd.DataFrame]
 
 
 class Timeline:
@@ -35,14 +28,25 @@ class Timeline:
     ----------
     frame : DataFrame, or a function that makes it
         The table below; a function is called when the table is first looked at.
+    memory : the same, optional
+        What each rank holds; by default units are counted, and bytes stay unknown.
+    alone_ms : array, optional
+        What each row's action takes on a machine to itself, where that is known: in a simulation.
+    cost : CostModel or list of CostModel, optional
+        What the slices were simulated with; of one stage, or one for each.
 
     Attributes
     ----------
     frame : DataFrame
-        source ("simulated" or "emulated", either with ", extrapolated", "measured" or "given"), step,
+        source ("simulated" or "emulated", either with ", extrapolated", "measured", "given", or "replayed",
+        with ", simulated" and so on after it where durations are not measured), step,
         rank, stage, kind, microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms,
         end_ms, ready_ms (when the last input was there; measured: no later than), blocked_by (text
         of the action that it waited for last), n_bytes (message sent on).
+    memory : DataFrame
+        What a rank holds once an action has ended (`timeline.memory`): step, rank, time_ms, units,
+        activation_bytes, context_bytes (keys, values, their gradients, dropout masks), queue_bytes
+        (what weight gradients wait for), weight_bytes (parameters), total_bytes.
 
     Raises
     ------
@@ -50,43 +54,45 @@ class Timeline:
         For a table without rows or a needed column, an unknown kind, an action that ends before it starts.
     """
 
-    def __init__(self, frame: pd.DataFrame | Callable[[], pd.DataFrame]) -> None:
+    def __init__(
+        self,
+        frame: Table,
+        memory: Table | None = None,
+        alone_ms: npt.NDArray[np.float64] | None = None,
+        cost: Costs | None = None,
+    ) -> None:
         if callable(frame):
             self._make_frame = frame
         else:
-            self.frame = _checked(frame)
+            self.frame = check_table(frame)
+        self._memory = memory
+        self.alone_ms, self.cost = alone_ms, cost
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The table; see the class."""
         return self._make_frame()
 
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """What each rank holds over time; see the class."""
+        if self._memory is None:
+            return count_units(self.frame)
+        return self._memory() if callable(self._memory) else self._memory
+
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> "Timeline":
         """A timeline from any table of rank, kind, microbatch, slice, start_ms, end_ms.
 
-        Missing columns are filled in: one step, stage = rank, unknown tokens, no bytes.
+        Missing columns are filled in: one step, stage = rank, unknown tokens, no bytes; blocked_by from
+        the times, where no action is in a step twice.
 
         Raises
         ------
         TimelineError
             Where a needed column is missing, a kind is unknown, or an action ends before it starts.
         """
-        _need_columns(frame, _REQUIRED)
-        defaults: dict[str, Any] = {
-            "source": "given",
-            "step": 0,
-            "stage": frame["rank"],
-            "n_sequences": 1,
-            "slice_tokens": np.nan,
-            "context_tokens": np.nan,
-            "ready_ms": np.nan,
-            "blocked_by": "",
-            "n_bytes": 0,
-        }
-        filled = frame.assign(**{name: value for name, value in defaults.items() if name not in frame})
-        ordered = filled.sort_values(["step", "rank", "start_ms"], kind="stable")
-        return cls(ordered[COLUMNS].reset_index(drop=True))
+        return cls(fill_in(frame))
 
     @property
     def source(self) -> str:
@@ -148,37 +154,85 @@ class Timeline:
     def peak_in_flight(self) -> pd.Series:
         """Most units (microbatch slices) on each rank whose forward is done and whose backward is not.
 
-        A unit is held from its F to its B, or to its W where the backward is split. Index = rank.
+        A unit is held from its F to its B, or to its W where the backward is split; without any backward,
+        only while its F runs. Index = rank.
         """
         rows = self.measured.sort_values(["step", "rank", "start_ms"], kind="stable")
-        change = rows["kind"].map({"F": 1, "B": -1, "W": -1, "I": 0}).astype(int)
-        in_flight = change.groupby([rows["step"], rows["rank"]]).cumsum()
-        return in_flight.groupby(rows["rank"]).max().rename("peak_in_flight")
+        return count_held(rows).groupby(rows["rank"]).max().rename("peak_in_flight")
 
-    def budget(self) -> pd.Series:
-        """Where the ranks' time went, in rank-milliseconds; adds up to n_ranks × makespan_ms (`timeline.budget`)."""
-        return find_budget(self)
+    def peak_bytes(self) -> pd.Series:
+        """Most bytes on each rank once any action has ended; index = rank.
 
+        Raises
+        ------
+        TimelineError
+            Where bytes are not known.
+        """
+        return find_peak_bytes(self)
 
-def _checked(frame: pd.DataFrame) -> pd.DataFrame:
-    _need_columns(frame, COLUMNS)
-    if frame.empty:
-        raise TimelineError("a timeline needs at least one row.")
-    unknown = sorted(set(frame["kind"].astype(str)) - set(_KINDS))
-    if unknown:
-        raise TimelineError(f"kinds {unknown} in a timeline; allowed: {list(_KINDS)}.")
-    start, end = (frame[name].to_numpy(dtype=np.float64) for name in ("start_ms", "end_ms"))
-    impossible = ~(np.isfinite(start) & np.isfinite(end) & (end >= start))
-    if impossible.any():
-        row = frame[impossible].iloc[0].to_dict()
-        raise TimelineError(f"an action ends before it starts, or its times are not finite: {row}.")
-    return frame
+    def budget(self, cost: Costs | None = None, contention: float | None = None) -> pd.Series:
+        """Where the ranks' time went, in rank-milliseconds; adds up to n_ranks × makespan_ms.
 
+        Each part is what the step is shorter without its cause, times the ranks, in a stated order
+        (`timeline.budget`): runtime, communication, contention, slicing_overhead, dependency, and of what
+        is left fill, drain and useful compute. "unexplained" is what a replay of the step on its own times
+        does not reproduce. A part can be negative: slices can run faster than the whole, and equal actions
+        can take longer than those that differ.
 
-def _need_columns(frame: pd.DataFrame, names: Iterable[str]) -> None:
-    missing = [name for name in names if name not in frame]
-    if missing:
-        raise TimelineError(
-            f"a timeline needs the column(s) {missing}; given: {list(frame.columns)}. "
-            f"Timeline.from_frame fills in all but {list(_REQUIRED)}."
-        )
+        A simulation knows what its compute takes alone and whole. Of other timelines, contention is split
+        off only where `contention` says how strong it was, slicing_overhead only where `cost` says what a
+        microbatch takes whole; what is not split off stays in "compute", which stands in place of "useful".
+        So it does where a simulation's cost model does not reach to a whole microbatch.
+
+        Parameters
+        ----------
+        cost : CostModel or list of CostModel, optional
+            Of one stage, or one for each, for a timeline that is not simulated; only the ratio of a
+            microbatch whole to its slices is taken from it.
+        contention : float, optional
+            ≥ 1, for a timeline that is not simulated (`Profile.contention`): while two or more actions ran,
+            each did 1/contention of its work. 1 says that there was none, as on emulated ranks.
+
+        Raises
+        ------
+        TimelineError
+            Where an action is in a step twice; with `cost`, where slice lengths are unknown or slices missing.
+        CostError
+            Where `cost` does not know what a whole microbatch takes, or for a contention below 1.
+        """
+        return find_budget(self, cost, contention)
+
+    def critical_path(self, step: int | None = None) -> pd.DataFrame:
+        """The chain of actions, each started by the one before it, that ends the step; first action first.
+
+        Durations and gaps add up to the makespan.
+
+        Parameters
+        ----------
+        step : int, optional
+            By default the measured step with the median makespan, of two the faster.
+
+        Returns
+        -------
+        DataFrame
+            The rows of `frame`, with blocked_by the row before, gap_ms (from that one's end to the start)
+            and reason: "order" (the action before it on its rank), "input" (from its own rank), "message"
+            (from another rank), "" for the first.
+
+        Raises
+        ------
+        TimelineError
+            For a step that is not there, or one that has an action twice.
+        """
+        chosen = self.median_step if step is None else step
+        rows = self.frame[self.frame["step"] == chosen]
+        if rows.empty:
+            available = ", ".join(str(each) for each in sorted(self.frame["step"].unique()))
+            raise TimelineError(f"no step {step!r} in this timeline; available: {available}.")
+        return find_path(rows)
+
+    @property
+    def median_step(self) -> int:
+        """The measured step with the median makespan, of two the faster."""
+        by_makespan = self.steps["makespan_ms"].sort_values(kind="stable").index
+        return int(by_makespan[(len(by_makespan) - 1) // 2])

@@ -1,0 +1,244 @@
+"""Schedule families and slicings, each simulated, ranked by their step: which is best under a memory cap?
+
+The candidates do not depend on the cap, which only leaves some of them out: a larger cap never gives
+a slower answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from terapipe.cost import CostModel, MemoryModel
+from terapipe.cost.model import Numbers, Times
+from terapipe.errors import CostError, ScheduleError, check_integer, unknown_name
+from terapipe.schedule import FAMILIES, Graph, Schedule, build_schedule
+from terapipe.schedule.graph import B_CODE, F_CODE, W_CODE
+from terapipe.search.candidates import equal_time_start, prefix_ms, program_starts, slice_counts, uniform_start
+from terapipe.search.problem import Problem
+from terapipe.simulator import simulate
+from terapipe.slicing import Slicing
+from terapipe.slicing.tables import Grid
+from terapipe.timeline import SIMULATED_EXTRAPOLATED
+
+MAX_SLICES = 16
+N_CAPS = 6  # values of max_in_flight tried for svpp
+COLUMNS = [
+    *("family", "chunks_per_rank", "options", "method", "n_slices", "slicing"),
+    *("makespan_ms", "bubble_fraction", "peak_activations", "peak_bytes", "extrapolated"),
+]
+TRAINING = tuple(name for name, family in FAMILIES.items() if family.kinds != "F")
+
+
+def best_schedule(
+    cost: CostModel,
+    seq_tokens: int,
+    n_ranks: int,
+    n_microbatches: int = 1,
+    memory: MemoryModel | None = None,
+    memory_cap_bytes: float | None = None,
+    families: Sequence[str] = TRAINING,
+    *,
+    chunks_per_rank: Sequence[int] = (1, 2),
+    granularity_tokens: int = 1,
+    min_slice_tokens: int = 1,
+    max_slices: int = MAX_SLICES,
+) -> pd.DataFrame:
+    """Rank schedule families, their options and slicings by their simulated step.
+
+    Microbatches hold one sequence each and are cut alike: into equal slices, slices of equal time,
+    and as the slicing DP says. Every candidate is simulated; there is no proof that nothing else is
+    better.
+
+    Parameters
+    ----------
+    cost : CostModel
+        Of one rank's layers. A rank with v stages runs each in 1/v of that, an assumption that
+        flatters many stages where a slice has a cost of its own (launching kernels).
+    seq_tokens, n_ranks, n_microbatches : int
+        Tokens of a sequence, pipeline ranks, microbatches in a step.
+    memory : MemoryModel, optional
+        Of the whole model, its layers divided over the stages (`MemoryModel(model, dtype)`); one with
+        n_layers=… of a rank's layers. What cannot be cut into so many stages is left out.
+    memory_cap_bytes : float, optional
+        Leaves out what needs more on any rank. The others stay as they are.
+    families : list of str
+        Default: all that train.
+    chunks_per_rank : list of int
+        Stages a rank to try, for families that take any number.
+    granularity_tokens, min_slice_tokens, max_slices : int
+        Slice lengths are multiples of the one and at least the other; so many in a microbatch at most.
+
+    Returns
+    -------
+    DataFrame
+        The shortest step first: family, chunks_per_rank, options (dict), method, n_slices (of a
+        microbatch), slicing, makespan_ms, bubble_fraction, peak_activations (of the rank with most;
+        1 = a microbatch's on one rank), peak_bytes (NaN without `memory`), extrapolated (a slice's
+        cost lies beyond what was measured).
+        `build_schedule(row.family, n_ranks, row.slicing, row.chunks_per_rank, **row.options)` builds one.
+
+    Raises
+    ------
+    ScheduleError
+        For an unknown family, where none can run, or none fits the cap: the least need is named.
+    CostError, SlicingError
+        For a cap without a memory model, and sizes that do not fit.
+
+    Examples
+    --------
+    >>> import terapipe as tp
+    >>> cost = tp.CallableCost(lambda l, c, b: 1 + l / 64, lambda l, c, b: 2 + l / 32)
+    >>> found = tp.best_schedule(cost, 1024, n_ranks=4, n_microbatches=2, families=["1f1b", "terapipe", "seq1f1b"])
+    >>> best = found.iloc[0]
+    >>> best["family"], best["slicing"], float(best["makespan_ms"])
+    ('seq1f1b', '[(1, [205] * 4 + [204])] * 2', 163.828125)
+    """
+    for name in families:
+        if name not in FAMILIES:
+            raise ScheduleError(unknown_name("schedule", name, FAMILIES))
+    chunk_counts = sorted({check_integer("chunks_per_rank", each, 1, ScheduleError) for each in chunks_per_rank})
+    grid = Grid(seq_tokens, granularity_tokens, min_slice_tokens)
+    problem = Problem(cost, grid, n_ranks, n_microbatches, "terapipe", None, max_slices, memory, memory_cap_bytes)
+    cuts = _cuts(problem)
+    candidates = [each for name in dict.fromkeys(families) for each in _candidates(problem, name, cuts, chunk_counts)]
+    if not candidates:
+        raise ScheduleError(f"none of {list(families)} can run {n_microbatches} microbatches on {n_ranks} ranks.")
+    rows = [each.measure(problem) for each in tqdm(candidates, unit="schedule", delay=2, leave=False)]
+    table = pd.DataFrame([row for row in rows if row is not None], columns=COLUMNS)
+    if table.empty:
+        raise ScheduleError("every candidate has a slice of infinite cost. Allow other lengths, or a finite cost.")
+    return _ranked(table, memory_cap_bytes)
+
+
+def _ranked(table: pd.DataFrame, cap: float | None) -> pd.DataFrame:
+    fitting = table if cap is None else table[table["peak_bytes"] <= cap]
+    if fitting.empty:
+        least = table.sort_values("peak_bytes").iloc[0]
+        raise ScheduleError(
+            f"memory_cap_bytes={cap:g}: of {len(table)} candidates the least need is {least['peak_bytes']:.0f} bytes on a "
+            f"rank, with {least['family']} and {least['slicing']}. Raise the cap, or allow more slices (max_slices) or "
+            "families."
+        )
+    return fitting.sort_values(["makespan_ms", "peak_activations", "n_slices"], kind="stable", ignore_index=True)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    method: str
+    slicing: Slicing
+    n_slices: int
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    family: str
+    chunks: int
+    options: Mapping[str, int]
+    cut: _Cut
+    schedule: Schedule
+    memory: MemoryModel | None
+
+    def measure(self, problem: Problem) -> tuple[Any, ...] | None:
+        """Its row, None where a slice is forbidden."""
+        slicing = self.cut.slicing
+        forward, backward = problem.times_ms(np.array([slicing.microbatches[0].slice_tokens]))
+        if not np.isfinite(forward + backward).all():
+            return None
+        schedule = self.schedule
+        timeline = simulate(schedule, _Share(problem.cost, self.chunks))
+        return (
+            *(self.family, self.chunks, dict(self.options), self.cut.method, self.cut.n_slices, str(slicing)),
+            *(timeline.makespan_ms, timeline.bubble_fraction, _peak_activations(schedule.graph, self.chunks)),
+            np.nan if self.memory is None else float(self.memory.peak_bytes(schedule).max()),
+            timeline.source == SIMULATED_EXTRAPOLATED,
+        )
+
+
+class _Share(CostModel):
+    """One of `n_parts` equal stages that a rank's layers are cut into."""
+
+    def __init__(self, whole: CostModel, n_parts: int) -> None:
+        self.whole, self.n_parts = whole, n_parts
+
+    def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """See the class."""
+        return self.whole.forward_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
+
+    def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """See the class."""
+        return self.whole.backward_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
+
+    def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """See the class."""
+        return self.whole.weight_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
+
+    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
+        """See the class."""
+        return self.whole.input_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
+
+    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Any:
+        """See the class."""
+        return self.whole.is_extrapolated(slice_tokens, context_tokens, n_sequences)
+
+
+def _cuts(problem: Problem) -> dict[int, list[_Cut]]:
+    """Different slicings to try, by their number of slices."""
+    found: dict[int, dict[Slicing, _Cut]] = {}
+    prefixes = prefix_ms(problem)
+    for method, lengths in (
+        *(("equal", uniform_start(problem, count)) for count in slice_counts(problem)),
+        *(("equal time", equal_time_start(problem, count, prefixes)) for count in slice_counts(problem)),
+        *program_starts(problem),
+    ):
+        slicing, count = problem.slicing(lengths), len(lengths)
+        found.setdefault(count, {}).setdefault(slicing, _Cut(method if count > 1 else "whole", slicing, count))
+    return {count: list(cuts.values()) for count, cuts in sorted(found.items())}
+
+
+def _candidates(
+    problem: Problem, name: str, cuts: Mapping[int, Sequence[_Cut]], chunk_counts: Sequence[int]
+) -> Iterator[_Candidate]:
+    """A family on each slicing, with each number of stages and each option, as far as it can run them."""
+    family = FAMILIES[name]
+    for chunks, count in product(chunk_counts if family.any_chunks else [family.chunks], cuts):
+        for options in _options(problem, name, count, chunks):
+            try:
+                built = build_schedule(name, problem.n_ranks, cuts[count][0].slicing, chunks, **options)
+                memory = None if problem.memory is None else _memory_of(problem.memory, chunks)
+                if memory is not None:
+                    memory.stages(built.stage_to_rank)
+            except (ScheduleError, CostError):  # the family cannot run this, or the model has too few layers
+                continue
+            for cut in cuts[count]:  # the order depends on the numbers of slices only
+                yield _Candidate(name, chunks, options, cut, replace(built, slicing=cut.slicing), memory)
+
+
+def _memory_of(memory: MemoryModel, chunks: int) -> MemoryModel:
+    """The model of each of `chunks` stages of a rank."""
+    if not isinstance(memory.n_layers, int):
+        return memory
+    if memory.n_layers % chunks:
+        raise CostError(f"{memory.n_layers} layers of a rank cannot be cut into {chunks} equal stages.")
+    return replace(memory, n_layers=memory.n_layers // chunks)
+
+
+def _options(problem: Problem, name: str, n_slices: int, chunks: int) -> list[dict[str, int]]:
+    """None, or a few caps for svpp, from about the least that any rank needs to all units."""
+    if "max_in_flight" not in FAMILIES[name].options:
+        return [{}]
+    most = n_slices * problem.n_microbatches * chunks
+    least = min(n_slices, most)
+    return [{"max_in_flight": int(cap)} for cap in np.unique(np.geomspace(least, most, N_CAPS).round())]
+
+
+def _peak_activations(graph: Graph, chunks: int) -> float:
+    """Most tokens that a rank holds from F to B or W, ÷ those of a microbatch on all of its stages."""
+    tokens = graph.slicing.units[:, 2][graph.unit]
+    change = np.where(graph.kind == F_CODE, tokens, np.where((graph.kind == B_CODE) | (graph.kind == W_CODE), -tokens, 0))
+    held = np.cumsum(change)  # a rank holds nothing at its end, so that the next starts from 0
+    return float(held.max() / (graph.slicing.seq_tokens * chunks))
