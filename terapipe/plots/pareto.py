@@ -47,39 +47,46 @@ def pareto(table: pd.DataFrame, cap_bytes: float | None = None) -> go.Figure:
     >>> [trace.name for trace in tp.plots.pareto(found).data]
     ['beaten in both', 'none better in both', 'terapipe']
     """
+    knows_bytes = _check(table, cap_bytes)
+    peak = table["peak_bytes" if knows_bytes else "peak_activations"].to_numpy(np.float64)
+    cap = as_number(cap_bytes) if cap_bytes is not None else 0.0
+    unit, size = style.byte_unit(max(peak.max(), cap)) if knows_bytes else ("activations of a microbatch on one rank", 1.0)
+    rows = table.assign(peak=peak / size).sort_values(["peak", "makespan_ms"], kind="stable")
+    best = ~dominated(rows["peak"].to_numpy(), rows["makespan_ms"].to_numpy(np.float64))
+    fig = go.Figure([_points(rows[~best], "beaten in both", _DOMINATED, 7, unit), _steps(rows[best])])
+    colors = dict(zip(sorted(table["family"].unique()), qualitative.Dark24, strict=False))
+    for name, each in rows[best].groupby("family", sort=False):
+        fig.add_trace(_points(each, str(name), colors[name], 11, unit))
+    high = 1.05 * max(rows["peak"].max(), cap / size)
+    fig.update_xaxes(style.value_axis(f"peak of the rank with most ({unit})", 0, high))
+    fig.update_yaxes(style.time_axis("makespan (ms)", rows["makespan_ms"].to_numpy(np.float64), wide=3))
+    beyond = "extrapolated" in rows and bool(rows["extrapolated"].any())
+    badge = style.badge("simulated, extrapolated" if beyond else "simulated", "")
+    header = style.header([style.bold("Speed against memory"), f"{len(rows)} schedules, {int(best.sum())} beaten by none"], "")
+    lines, labels = _cap_line(cap / size) if cap else ([], [])
+    return style.finish(fig, _PLOT_PX, [header, badge, *labels]).update_layout(shapes=lines)
+
+
+def _check(table: pd.DataFrame, cap_bytes: float | None) -> bool:
+    """Refuse what is no table of schedules; say whether every row knows its bytes."""
     missing = [name for name in _COLUMNS if not isinstance(table, pd.DataFrame) or name not in table]
     if missing or table.empty:
         raise ScheduleError(
-            f"not a table of schedules: it needs rows, and the column(s) {missing or _COLUMNS}; use best_schedule."
+            f"not a table of schedules: it needs rows, and the column(s) {missing or _COLUMNS}; use tp.best_schedule."
         )
     knows_bytes = bool(table["peak_bytes"].notna().all())
     if cap_bytes is not None and not (knows_bytes and as_number(cap_bytes) > 0):
         raise ScheduleError(
             f"cap_bytes={cap_bytes!r}: needs a positive number, and a table with bytes (best_schedule(memory=…))."
         )
-    peak = table["peak_bytes" if knows_bytes else "peak_activations"].to_numpy(np.float64)
-    unit, size = (
-        style.byte_unit(max(peak.max(), cap_bytes or 0)) if knows_bytes else ("activations of a microbatch on one rank", 1.0)
-    )
-    rows = table.assign(peak=peak / size).sort_values(["peak", "makespan_ms"], kind="stable")
-    best = ~dominated(rows["peak"].to_numpy(), rows["makespan_ms"].to_numpy(np.float64))
-    fig = go.Figure([_points(rows[~best], "beaten in both", _DOMINATED, 7, unit), _steps(rows[best])])
-    colors = dict(zip(sorted(table["family"].unique()), qualitative.Dark24, strict=False))
-    fig.add_traces(
-        [_points(each, str(name), colors[name], 11, unit) for name, each in rows[best].groupby("family", sort=False)]
-    )
-    fig.update_xaxes(
-        style.value_axis(f"peak of the rank with most ({unit})", 0, 1.05 * max(rows["peak"].max(), (cap_bytes or 0) / size))
-    )
-    fig.update_yaxes(style.time_axis("makespan (ms)", rows["makespan_ms"].to_numpy(np.float64), 8))
-    if cap_bytes is not None:
-        fig.add_vline(
-            cap_bytes / size, line={"dash": "dash", "color": "#222222"}, annotation_text="cap", annotation_position="top"
-        )
-    beyond = "extrapolated" in rows and bool(rows["extrapolated"].any())
-    badge = style.badge("simulated, extrapolated" if beyond else "simulated", "")
-    header = style.header([style.bold("Speed against memory"), f"{len(rows)} schedules, {int(best.sum())} that none beats"], "")
-    return style.finish(fig, _PLOT_PX, [header, badge, *fig.layout.annotations])
+    return knows_bytes
+
+
+def _cap_line(place: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    line = {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "y domain"}
+    look = {"dash": "dash", "color": "#222222", "width": 1.5}
+    label = {"text": "cap", "x": place, "y": 1, "yref": "y domain", "xanchor": "left", "xshift": 4, "showarrow": False}
+    return [line | {"line": look}], [label | {"yanchor": "top"}]
 
 
 def dominated(peak: npt.NDArray[np.float64], makespan_ms: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
