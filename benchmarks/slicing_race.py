@@ -67,7 +67,7 @@ def on_this_machine(scratch: Path, seq_tokens: int = 1024) -> None:
         slicings = [plan.slicing, *(tp.uniform_slicing(seq_tokens, n) for n in N_SLICES)]
         prepared = prepare_race([whole.replaced(slicing=slicing) for slicing in slicings], N_ROUNDS)
         placed = [spec.replaced(directory=scratch / f"run-{index}") for index, spec in enumerate(prepared)]
-        result = run_race(ranks, placed, prepare_all(placed), probe=predictor.probe, rounds_per_probe=ROUNDS_PER_PROBE)
+        result = run_race(ranks, placed, prepare_all(placed), probes=[predictor.probe], rounds_per_probe=ROUNDS_PER_PROBE)
         result = replace(result, predicted=[predictor.timeline(spec) for spec in placed[:-1]])
         contention = [round(profile.contention_raw, 3) for profile in (predictor.before, predictor.profile)]
         print(f"\n{N_RANKS} CPU ranks, measured; contention {contention} (before the race, all in all): {plan.slicing}")

@@ -70,7 +70,7 @@ class Attempt:
         names = ("gpipe", "terapipe", "gpipe-again")
         placed = [spec.replaced(directory=self.directory / name) for spec, name in zip(prepared, names, strict=True)]
         probe = self.predictor.probe | {"together": []}  # contention is that of before the race
-        self.race = run_race(ranks, placed, prepare_all(placed), probe=probe, rounds_per_probe=ROUNDS_PER_PROBE)
+        self.race = run_race(ranks, placed, prepare_all(placed), probes=[probe], rounds_per_probe=ROUNDS_PER_PROBE)
 
     def predict(self, contention: float) -> tuple[Timeline, Timeline]:
         """GPipe and TeraPipe, simulated on the profile."""

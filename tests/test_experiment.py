@@ -108,16 +108,25 @@ class TestPrediction:
         again = tp.simulate(specs[0].schedules[0], costs, contention=contention)
         assert result.predicted[0].makespan_ms == pytest.approx(again.makespan_ms)
 
+    def test_one_and_two_stages_a_rank_and_split_backwards_are_predicted_together(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        cut = "[(1, [32])] * 2"
+        result = tp.race([spec(schedule=name, slicing=cut) for name in ("zbv", "1f1b", "zb-h1")], n_rounds=4, predict=True)
+        assert (result.table["predicted_ms"] > 0).all()
+        assert result.profile.n_stages == 4  # those of spec 0
+        assert {"input_ms", "weight_ms"} <= set(result.profile.frame)
+        assert [each.frame["stage"].nunique() for each in result.predicted] == [4, 2, 2]
+        assert "useful" in result.predicted[0].budget()
+
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
             ({"dtype": "float64"}, "spec 1 has another dtype than spec 0"),
-            ({"layers_per_stage": [1, 3]}, "another layer_ranges"),
             ({"slicing": "[(2, [8])]"}, r"\(seq_tokens, n_sequences\) \[\(8, 1\), \(8, 2\)\]"),
             ({"slicing": "[(1, [4])]"}, "one profile predicts one size"),
         ],
     )
-    def test_what_one_profile_cannot_predict_is_refused_before_any_process_starts(self, changes, said, monkeypatch):
+    def test_what_slices_of_one_model_cannot_predict_is_refused_before_any_process_starts(self, changes, said, monkeypatch):
         monkeypatch.setattr(Ranks, "__enter__", lambda ranks: pytest.fail("a process started"))
         with pytest.raises(SpecError, match=f"predict=True.*{said}"):
             tp.race([spec(slicing=WHOLE), spec(**{"slicing": WHOLE} | changes)], predict=True)

@@ -82,13 +82,14 @@ class Ranks:
         directories: Sequence[Path],
         order: Sequence[int] | None = None,
         save: str | None = None,
-        probe: dict[str, Any] | None = None,
+        probes: Sequence[dict[str, Any]] = (),
     ) -> list[Run]:
         """Train the runs prepared in some directories, a step of each in turn or in the given order; see `worker.train`."""
         runs = [load_run(directory) for directory in directories]
         n_steps = len(order) if order is not None else sum(run.spec.n_steps + run.spec.n_warmup_steps for run in runs)
         stolen = steal_ms()
-        job = {"do": "train", "directories": [str(path) for path in directories], "order": order, "save": save, "probe": probe}
+        named = [str(path) for path in directories]
+        job = {"do": "train", "directories": named, "order": order, "save": save, "probes": list(probes)}
         with tqdm(total=n_steps, unit="step", delay=2, leave=False, desc=f"{self.n_ranks} ranks") as bar:
             self.do(job, lambda _: bar.update())
         worker.finish(runs, steal_ms() - stolen)

@@ -73,12 +73,11 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
     """Train the runs in job["directories"], a step of each in turn.
 
     job["order"], if given, holds the index of the run that makes the next step, or `PROBE` for a repeat
-    of the measurement that job["probe"] describes. job["save"] is that of `RankRun`.
+    of the measurements that job["probes"] describe. job["save"] is that of `RankRun`.
     """
     runs = [RankRun(mesh, Path(directory)) for directory in job["directories"]]
-    probe = job["probe"]
-    prober = Prober.of(mesh, probe) if probe else None
-    if prober is not None:
+    probers = [Prober.of(mesh, probe) for probe in job["probes"]]
+    for prober in probers:
         prober.warm_up()
     order, save = job["order"], job["save"]
     if order is None:
@@ -90,8 +89,8 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
     next_step = [run.steps.start for run in runs]
     for index in order:
         if index == PROBE:
-            assert prober is not None
-            prober.measure()
+            for prober in probers:
+                prober.measure()
         else:
             runs[index].run_step(next_step[index], save)
             next_step[index] += 1
@@ -103,7 +102,7 @@ def train(mesh: Mesh, job: dict[str, Any], report: Report) -> None:
         if save == "parameters":
             run.save_parameters()
         run.close()
-    if prober is not None:
+    for prober in probers:
         prober.close()
 
 
@@ -193,7 +192,7 @@ def join(directories: list[Path], specs: Sequence[RunSpec] = ()) -> None:
             prepare(spec, directory)
     mesh.barrier()
     stolen = steal_ms()
-    job = {"directories": directories, "order": None, "save": None, "probe": None}
+    job = {"directories": directories, "order": None, "save": None, "probes": []}
     train(mesh, job, lambda message: print(json.dumps(message), flush=True))
     mesh.barrier()
     if rank == 0:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from terapipe.cost import CostModel, LinearContextCost, Profile
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from terapipe.engine.launch import Ranks
 
 N_REPEATS = 5  # before a race
-_SHARED = ("model", "dtype", "stage", "layer_ranges")
+_SHARED = ("model", "dtype", "stage")
+LayerCut = tuple[tuple[int, int], ...]  # first and last + 1 layer of every stage
 
 
 class Predictor:
@@ -89,8 +91,9 @@ class Predictor:
 def simulate_steps(spec: RunSpec, costs: Sequence[CostModel], contention: float = 1.0) -> Timeline:
     """A step for each slicing that a spec's steps cycle through; one cost a stage."""
     link, size = spec.link, spec.bytes_per_token
-    steps = [simulate(schedule, costs, link, size, contention).frame for schedule in spec.schedules]
-    return Timeline(pd.concat([frame.assign(step=step) for step, frame in enumerate(steps)], ignore_index=True))
+    steps = [simulate(schedule, costs, link, size, contention) for schedule in spec.schedules]
+    frame = pd.concat([each.frame.assign(step=step) for step, each in enumerate(steps)], ignore_index=True)
+    return Timeline(frame, alone_ms=np.concatenate([each.alone_ms for each in steps]), cost=costs)
 
 
 def shortest_tokens(specs: Sequence[RunSpec]) -> int:
@@ -104,13 +107,27 @@ def splits_backward(specs: Sequence[RunSpec]) -> bool:
     return any(action.kind is Kind.W for order in orders for action in order)
 
 
+def layer_cut(spec: RunSpec) -> LayerCut:
+    """How the layers are cut into stages: specs that cut alike share their slices' times."""
+    return tuple((layers.start, layers.stop) for layers in spec.layer_ranges)
+
+
+def by_layers(specs: Sequence[RunSpec]) -> dict[LayerCut, list[RunSpec]]:
+    """The specs by their cut into stages."""
+    found: dict[LayerCut, list[RunSpec]] = {}
+    for spec in specs:
+        found.setdefault(layer_cut(spec), []).append(spec)
+    return found
+
+
 def check_predictable(specs: Sequence[RunSpec]) -> None:
-    """Refuse specs whose steps one profile cannot predict."""
+    """Refuse specs whose steps the slices of one model and one size cannot predict."""
     for index, spec in enumerate(specs):
         for name in _SHARED:
             if getattr(spec, name) != getattr(specs[0], name):
                 raise SpecError(
-                    f"predict=True: spec {index} has another {name} than spec 0; one profile predicts all. Race alike."
+                    f"predict=True: spec {index} has another {name} than spec 0; slices of one model are measured. "
+                    "Race alike, or leave predict out."
                 )
     sizes = {
         (slicing.seq_tokens, each.n_sequences) for spec in specs for slicing in spec.slicings for each in slicing.microbatches

@@ -16,7 +16,15 @@ import pandas as pd
 
 from terapipe.cost import Profile
 from terapipe.errors import SpecError, check_integer
-from terapipe.experiment.predictions import Predictor, check_predictable, shortest_tokens, simulate_steps, splits_backward
+from terapipe.experiment.predictions import (
+    Predictor,
+    by_layers,
+    check_predictable,
+    layer_cut,
+    shortest_tokens,
+    simulate_steps,
+    splits_backward,
+)
 from terapipe.spec import RunSpec
 from terapipe.timeline import Timeline
 
@@ -54,7 +62,8 @@ class RaceResult:
     predicted : list of Timeline, or None
         The simulated step of each spec; None where slices were not measured (`predict=False`).
     profile : Profile, or None
-        The slices measured before the race and between its rounds.
+        The slices measured before the race and between its rounds, of spec 0's stages. Specs that cut the
+        layers otherwise were predicted with a profile of their own stages.
     """
 
     runs: "list[Run]"
@@ -165,11 +174,14 @@ def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0, predict: b
             result = run_race(ranks, prepared, directories, seed)
             predicted = [simulate_steps(spec, spec.stage_costs) for spec in specs] if emulated else None
             return replace(result, predicted=predicted)
-        shortest, splits = shortest_tokens(specs), splits_backward(specs)
-        predictor = Predictor(ranks, prepared[0], home, shortest_tokens=shortest, split_backward=splits)
-        result = run_race(ranks, prepared, directories, seed, predictor.probe, ROUNDS_PER_PROBE)
-    predicted = [predictor.timeline(spec) for spec in specs]
-    return replace(result, predicted=predicted, profile=predictor.profile)
+        shortest = shortest_tokens(specs)
+        predictors = {
+            cut: Predictor(ranks, alike[0], home, shortest_tokens=shortest, split_backward=splits_backward(alike))
+            for cut, alike in by_layers(prepared).items()
+        }
+        result = run_race(ranks, prepared, directories, seed, [each.probe for each in predictors.values()], ROUNDS_PER_PROBE)
+    predicted = [predictors[layer_cut(spec)].timeline(spec) for spec in specs]
+    return replace(result, predicted=predicted, profile=predictors[layer_cut(specs[0])].profile)
 
 
 def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:
@@ -184,6 +196,8 @@ def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:
                     f"spec {index} has {name}={getattr(spec, name)!r}, spec 0 has {getattr(specs[0], name)!r}; "
                     "specs that race share them, as their steps alternate in one launch."
                 )
+        if spec.measure_memory:
+            raise SpecError(f"spec {index} has measure_memory=True, which takes time of its own. Race without it.")
         if spec.directory is not None:
             raise SpecError(f"spec {index} has directory={str(spec.directory)!r}; a race makes its own.")
     return [spec.replaced(n_steps=n_rounds) for spec in [*specs, specs[0]]]
@@ -194,12 +208,12 @@ def run_race(
     prepared: Sequence[RunSpec],
     directories: Sequence[Path],
     seed: int = 0,
-    probe: dict[str, Any] | None = None,
+    probes: Sequence[dict[str, Any]] = (),
     rounds_per_probe: int = 4,
 ) -> RaceResult:
     """Race prepared specs on ranks that are already running.
 
-    With a `probe` (see `profiling.plan_probe`), its points are measured once after every
+    With `probes` (see `profiling.plan_probe`), their points are measured once after every
     `rounds_per_probe` rounds: on a machine whose speed wanders, costs and race then see the same.
     """
     from terapipe.engine.probe import PROBE
@@ -208,7 +222,7 @@ def run_race(
     order: list[int] = []
     for round_index in range(1, prepared[0].n_warmup_steps + prepared[0].n_steps + 1):
         order += shuffle.permutation(len(prepared)).tolist()
-        if probe is not None and round_index % rounds_per_probe == 0:
+        if probes and round_index % rounds_per_probe == 0:
             order.append(PROBE)
-    *runs, again = ranks.train(directories, order, probe=probe)
+    *runs, again = ranks.train(directories, order, probes=probes)
     return RaceResult(runs, again)
