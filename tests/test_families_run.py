@@ -48,6 +48,28 @@ def test_every_gradient_of_every_family_is_that_of_one_process(n_ranks):
 
 
 @pytest.mark.timeout(120)
+def test_forwards_alone_give_the_loss_of_one_process_keep_nothing_and_train_nothing(tmp_path):
+    """And dropout, whose masks are those of training."""
+    model = small_model(n_layers=4, dropout=0.1)
+    schedule = tp.build_schedule("forward-only", 2, RAGGED)
+    evaluation = tp.RunSpec(model, schedule.slicing, schedule="forward-only", dtype="float64", n_steps=3, seed=3)
+    report = tp.verify(evaluation)
+    assert report["name"].tolist() == ["loss"]
+    assert report["max_relative_error"].max() <= 1e-10
+    still = evaluation.replaced(text=_one_byte(tmp_path), n_warmup_steps=0)
+    losses = tp.run(still.replaced(model=small_model(n_layers=4), directory=tmp_path / "run")).losses["loss"]
+    assert losses.nunique() == 1  # the same text every step, and no update between
+    with pytest.raises(tp.TerapipeError, match="trains nothing"):
+        tp.verify(evaluation, what="parameters")
+
+
+def _one_byte(folder):
+    path = folder / "text.txt"
+    path.write_bytes(b"a")
+    return path
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("slicing", ["[(1, [24])]", "[(1, [13, 11])]", "[(1, [24])] * 2"])
 def test_fewer_units_than_ranks_end_in_the_simulated_order(slicing, tmp_path):
     """1 × 1, 1 × 2 and 2 × 1 units on 4 ranks."""

@@ -100,8 +100,10 @@ REFUSALS = {
         schedule("0F0 0B0 0F1 0B1", "1F0 1F1 1B1 1B0"),
         ["deadlock", "rank 0 waits at 0B0.0 for 1B0.0", "rank 1 waits at 1F1.0 for 0F1.0", ">0B0.0<", ">1F1.0<"],
     ),
-    "only forwards": (schedule("0F0 0F1", "1F0 1F1"), ["no backward", "Add a B for every F"]),
-    "a family without backwards": ({"schedule": "forward-only"}, ["'forward-only' has no backward", "Add a B for every F"]),
+    "the memory of forwards alone": (
+        {"schedule": "forward-only", "measure_memory": True},
+        ["measure_memory=True", "forwards alone", "Leave it out"],
+    ),
     # plain values
     "ranks as text": ({"n_ranks": "2"}, ["n_ranks='2'", "integer of at least 1"]),
     "no ranks": ({"n_ranks": 0}, ["n_ranks=0", "at least 1"]),
@@ -219,6 +221,7 @@ KINDS = {
     },
     "unlike numbers of stages": schedule("0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0", "1F0 1F1 1B1 1B0"),
     "a family of two stages a rank": {"schedule": "zbv", "slicing": TWO},
+    "forwards alone": {"schedule": "forward-only"},
     "stages asked for": {"schedule": "seq1f1b-interleaved", "slicing": "[(1, [4, 4])] * 2", "chunks_per_rank": 2},
     "a family with an option": {"schedule": tp.build_schedule("svpp", 2, TWO, max_in_flight=1), "slicing": TWO},
     "a stage of one's own": {"stage": "thin_stage:ThinStage"},

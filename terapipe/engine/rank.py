@@ -78,7 +78,7 @@ class RankRun:
             self.optimizer.reduce_shared()
             self._save(f"gradients-{step}", {name: p.grad for name, p in self.optimizer.parameters.items()})
             self.optimizer.clear()
-        elif self.optimizer is not None:
+        elif self.optimizer is not None and self.spec.trains:
             norm = self.optimizer.step()
         self._write_timings(step, self.schedules[which], origin, timed)
         if self.losses is not None:
@@ -136,7 +136,7 @@ def build_stage(spec: RunSpec, stage: int, device: torch.device | None = None, s
     path = spec.stage if spec.stage is None else str(spec.stage)
     module = build_module(spec.model, spec.layer_ranges[stage], spec.seed, dtype, path, device)
     splits = any(splits_stage(schedule, stage) for schedule in spec.schedules) if splits_backward is None else splits_backward
-    return Stage(module, stage == 0, stage == spec.n_stages - 1, spec.model.d_model, dtype, splits)
+    return Stage(module, stage == 0, stage == spec.n_stages - 1, spec.model.d_model, dtype, splits, spec.trains)
 
 
 def splits_stage(schedule: Schedule, stage: int) -> bool:

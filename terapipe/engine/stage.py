@@ -100,7 +100,8 @@ class Stage:
 
     With `splits_backward` its backward may also run as I and W, and B is I, then W. Without, the
     module is left as it is and B is autograd's own backward, so that schedules that never split pay
-    nothing: a layer that queues costs a few microseconds more a call.
+    nothing: a layer that queues costs a few microseconds more a call. A stage that does not train runs
+    forwards only, and keeps nothing but the key/value context of microbatches under way.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class Stage:
         d_model: int,
         dtype: torch.dtype,
         splits_backward: bool = False,
+        trains: bool = True,
     ) -> None:
         self.module, self.is_first, self.is_last, self.d_model, self.dtype = module, is_first, is_last, d_model, dtype
+        self.trains = trains
         self.pool = ContextPool()
         self.contexts: dict[int, MicrobatchContext] = {}
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -133,7 +136,8 @@ class Stage:
             self.weight_backward(microbatch, place)
             return None
         runs = {Kind.F: self.forward, Kind.B: self.backward, Kind.I: self.input_backward}
-        return runs[action.kind](microbatch, place, received)
+        with torch.set_grad_enabled(self.trains):
+            return runs[action.kind](microbatch, place, received)
 
     def forward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:
         """Run slice `place` of a microbatch; return its features (B, T, E), None on the last stage."""
@@ -155,7 +159,10 @@ class Stage:
             self.losses.append(outputs.detach())
         else:
             self._check(outputs, (slices.n_sequences, end - start, self.d_model))
-        self.kept[microbatch, place] = (features, outputs)
+        if self.trains:
+            self.kept[microbatch, place] = (features, outputs)
+        elif end == self.inputs.slicing.seq_tokens:
+            self.contexts.pop(microbatch).release()
         return None if self.is_last else outputs.detach()
 
     def backward(self, microbatch: int, place: int, received: torch.Tensor | None) -> torch.Tensor | None:

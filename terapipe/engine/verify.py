@@ -35,8 +35,9 @@ def verify(specs: RunSpec | Sequence[RunSpec], what: Literal["gradients", "param
     specs : RunSpec or list of RunSpec
         Specs that share the number of ranks run in one launch.
     what : "gradients" or "parameters"
-        Every gradient of one step for each slicing of the run (nothing is updated in between); or
-        every parameter after all of the run's steps of AdamW with clipping.
+        Every gradient of one step for each slicing of the run (nothing is updated in between), only the
+        loss where its schedule has forwards alone; or every parameter after all of the run's steps of AdamW
+        with clipping.
 
     Returns
     -------
@@ -50,6 +51,8 @@ def verify(specs: RunSpec | Sequence[RunSpec], what: Literal["gradients", "param
         raise SpecError(f"what={what!r}: allowed are 'gradients' and 'parameters'.")
     if any(spec.device == "emulated" for spec in several):
         raise SpecError("an emulated run computes nothing, so there is nothing to verify. Use device='cpu'.")
+    if what == "parameters" and not all(spec.trains for spec in several):
+        raise SpecError("what='parameters': a schedule of forwards alone trains nothing. Use what='gradients', for its loss.")
     if what == "gradients":
         several = [spec.replaced(n_warmup_steps=0, n_steps=len(spec.slicings)) for spec in several]
     root = Path(tempfile.mkdtemp(prefix="terapipe-verify-"))  # kept where a rank fails: its log is there
@@ -78,8 +81,10 @@ def _compare_gradients(spec: RunSpec, directory: Path) -> pd.DataFrame:
     for step in range(spec.n_steps):
         module.zero_grad()
         loss = reference_step(module, step_inputs(spec, step))
-        expected = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
-        table = _errors(expected, directory, f"gradients-{step}", spec.n_ranks)
+        table = pd.DataFrame(columns=["name", "max_relative_error"])
+        if spec.trains:
+            expected = {name: _gradient(parameter) for name, parameter in module.named_parameters()}
+            table = _errors(expected, directory, f"gradients-{step}", spec.n_ranks)
         table.loc[len(table)] = ["loss", abs(losses[step] - loss) / abs(loss)]
         tables.append(table.assign(name=f"step {step}: " + table["name"]) if spec.n_steps > 1 else table)
     return pd.concat(tables, ignore_index=True)

@@ -9,7 +9,7 @@ import numpy as np
 from terapipe.config import ModelConfig
 from terapipe.cost import CostModel, are_links, find_link
 from terapipe.errors import ScheduleError, SlicingError, SpecError, check_integer, unknown_name
-from terapipe.schedule import Kind, Schedule
+from terapipe.schedule import Schedule
 from terapipe.spec.costs import visited_costs
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def check_schedule(spec: "RunSpec", schedule: Schedule) -> None:
         )
 
 
-def check_backward(schedule: Schedule) -> None:
-    """A run trains: forwards alone are not enough."""
-    if not any(action.kind is not Kind.F for order in schedule.orders for action in order):
-        raise ScheduleError(f"the schedule {schedule.name!r} has no backward; a run trains. Add a B for every F.")
+def check_memory(spec: "RunSpec") -> None:
+    """Memory is measured of runs that train."""
+    if spec.measure_memory and not spec.trains:
+        raise SpecError("measure_memory=True with a schedule of forwards alone, which keeps no activations. Leave it out.")
 
 
 def check_link(spec: "RunSpec") -> None:

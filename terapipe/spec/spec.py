@@ -9,9 +9,9 @@ from typing import Any, Literal
 from terapipe.config import ModelConfig, split_layers
 from terapipe.cost import CostModel, Links
 from terapipe.errors import SpecError, check_keys
-from terapipe.schedule import Schedule, build_schedule
+from terapipe.schedule import Kind, Schedule, build_schedule
 from terapipe.slicing import Slicing
-from terapipe.spec.checks import check_backward, check_cost, check_link, check_schedule, check_slicings, check_values
+from terapipe.spec.checks import check_cost, check_link, check_memory, check_schedule, check_slicings, check_values
 from terapipe.spec.costs import visited_costs
 from terapipe.spec.imports import stage_path
 from terapipe.spec.record import read_spec, write_spec
@@ -28,7 +28,8 @@ class RunSpec:
     slicing : Slicing, str, or a list of them
         A list is cycled over the steps, whose lengths may then differ.
     schedule : str or Schedule
-        A family's name, or a schedule built or typed for exactly this slicing.
+        A family's name, or a schedule built or typed for exactly this slicing. One of forwards alone
+        evaluates: it makes losses, and updates nothing.
     n_ranks : int
         Processes.
     chunks_per_rank : int, optional
@@ -98,6 +99,7 @@ class RunSpec:
         if self.layers_per_stage is not None:
             object.__setattr__(self, "layers_per_stage", list(self.layers_per_stage))
         check_link(self)
+        check_memory(self)
         check_cost(self)
 
     @property
@@ -133,9 +135,7 @@ class RunSpec:
         else:
             check_schedule(self, self.schedule)
             built = (self.schedule,)
-        for schedule in built:
-            check_backward(schedule.validate())
-        return built
+        return tuple(schedule.validate() for schedule in built)
 
     def _normalise(self) -> None:
         """Text to slicings, classes to import paths; the fields keep one type from here on."""
@@ -145,6 +145,11 @@ class RunSpec:
             object.__setattr__(self, "slicing", _read_slicing(self.slicing))
         if self.stage is not None:
             object.__setattr__(self, "stage", stage_path(self.stage))
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything goes backward; a run of forwards alone evaluates: its losses are all it makes."""
+        return any(action.kind is not Kind.F for schedule in self.schedules for order in schedule.orders for action in order)
 
     @property
     def stage_costs(self) -> list[CostModel]:
