@@ -174,11 +174,20 @@ def time_axis(title: str, values: npt.NDArray[np.float64], wide: float) -> dict[
         return {"type": "linear", "range": [0, 1.05 * high or 1.0], "exponentformat": "none", "separatethousands": True, **look}
     first, last = np.log10([low, high])
     margin = 0.04 * (last - first)
-    # Written out: plotly labels the ticks between powers of ten "2" and "5".
-    leading = (1, 2, 5) if last - first < 3 else (1,)
-    ticks = [digit * 10.0**power for power in range(int(first - 1), int(last) + 1) for digit in leading]
+    ticks = _log_ticks(low, high)
     text = {"tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
     return {"type": "log", "range": [first - margin, last + margin], **text, **look}
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """At least three round numbers in a range, if any there are. Written out: plotly labels those between powers of ten "2", "5"."""
+    powers = range(int(np.floor(np.log10(low))) - 1, int(np.ceil(np.log10(high))) + 1)
+    ticks: list[float] = []
+    for leading in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9), np.arange(10, 100) / 10):
+        ticks = [float(digit) * 10.0**power for power in powers for digit in leading]
+        if sum(low <= tick <= high for tick in ticks) >= 3:
+            break
+    return ticks
 
 
 def lane_axis(title: str, labels: list[str]) -> dict[str, Any]:
