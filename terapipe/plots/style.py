@@ -180,7 +180,7 @@ def time_axis(title: str, values: npt.NDArray[np.float64], wide: float) -> dict[
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """At least three round numbers in a range, if any there are. Written out: plotly labels those between powers of ten "2", "5"."""
+    """At least three round numbers in a range, if it has any. Plotly's own between powers of ten are "2" and "5"."""
     powers = range(int(np.floor(np.log10(low))) - 1, int(np.ceil(np.log10(high))) + 1)
     ticks: list[float] = []
     for leading in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9), np.arange(10, 100) / 10):
