@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from terapipe.cost import Links
 from terapipe.engine.mesh import Mesh, peers_needed
 from terapipe.engine.network import Network, sleep_until
 from terapipe.schedule import Action, Kind, Schedule
 
-POSTED_AHEAD = 4  # receives waiting on one channel: enough to hide a message, few enough to bound memory
+POSTED_AHEAD = 4  # receives waiting on one channel: enough to hide a message
+POSTED_BYTES = 2**26  # more of them wait as long as their memory stays small: posting one takes time from the rank's step
 
 
 class Message(NamedTuple):
@@ -56,6 +56,9 @@ class Mailbox:
                 if action.kind in (Kind.SEND_F, Kind.SEND_B) and self._target(action) == mesh.rank:
                     message = sent_message(action)
                     self.expected.setdefault((rank, message.forward), []).append(message)
+        value_bytes = torch.empty((), dtype=dtype).itemsize
+        longest = int((schedule.slicing.units[:, 2] * schedule.slicing.units[:, 4]).max())
+        self.n_ahead = max(POSTED_AHEAD, POSTED_BYTES // (longest * d_model * value_bytes))
         self.sending: list[tuple[Any, torch.Tensor]] = []
         self.network = None if link is None else Network(mesh, link)
 
@@ -67,7 +70,7 @@ class Mailbox:
         if self.network is not None:
             self.network.begin_step()
         for channel in self.expected:
-            self._post(channel, POSTED_AHEAD)
+            self._post(channel, self.n_ahead)
 
     def receive(self, action: Action) -> torch.Tensor:
         """Wait for the message that a RECV action names."""
@@ -82,24 +85,24 @@ class Mailbox:
         if posted.stamp is not None:
             sleep_until(int(posted.stamp))
         self.n_taken[channel] += 1
-        self._post(channel, self.n_taken[channel] + POSTED_AHEAD)
+        self._post(channel, self.n_taken[channel] + self.n_ahead)
         return posted.tensor
 
     def send(self, action: Action, tensor: torch.Tensor) -> int:
         """Start the message that a SEND action names; return its bytes."""
         message, target = sent_message(action), self._target(action)
         tensor = tensor.contiguous()
-        self.sending = [(other, kept) for other, kept in self.sending if not other.is_completed()]
         self._start(tensor, target, message, self._tag(message))
         if self.network is not None:
             stamp = self.network.stamp(target, tensor.nbytes)
             self._start(stamp, target, message, self._stamp_tag(message))
             self.network.hold_sender(target, stamp)
+        self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
         return tensor.nbytes
 
     def _start(self, tensor: torch.Tensor, target: int, message: Message, tag: int) -> None:
         with peers_needed():
-            work = dist.isend(tensor, target, group=self._group(message), tag=tag)
+            work = self._group(message).send([tensor], target, tag)
         self.sending.append((work, tensor))  # the tensor must live until it has left
 
     def finish_step(self) -> None:
@@ -117,7 +120,7 @@ class Mailbox:
             stamp = None if self.network is None else torch.zeros(1, dtype=torch.int64)
             wanted = [(tensor, self._tag(message))] + ([] if stamp is None else [(stamp, self._stamp_tag(message))])
             with peers_needed():
-                works = [dist.irecv(each, channel[0], group=self._group(message), tag=tag) for each, tag in wanted]
+                works = [self._group(message).recv([each], channel[0], tag) for each, tag in wanted]
             self.posted[message] = Posted(works, tensor, stamp)
         self.n_posted[channel] = max(self.n_posted[channel], min(n_posted, len(messages)))
 
