@@ -11,14 +11,14 @@ import pandas as pd
 
 import terapipe as tp
 
-MODEL = tp.ModelConfig(n_layers=4, d_model=256, n_heads=8, max_seq_tokens=512)
+MODEL = tp.ModelConfig(n_layers=4, d_model=256, n_heads=8, max_seq_tokens=1024)
 N_MICROBATCHES, N_ROUNDS = 2, 15
 CUTS = {
-    "whole": "[512]",
-    "2 equal": "[256, 256]",
-    "4 equal": "[128] * 4",
-    "3 unequal": "[224, 160, 128]",
-    "2 unequal": "[320, 192]",
+    "whole": "[1024]",
+    "2 equal": "[512, 512]",
+    "4 equal": "[256] * 4",
+    "3 unequal": "[448, 320, 256]",
+    "2 unequal": "[640, 384]",
 }
 PAIRS = [
     *((family, "whole") for family in ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")),
