@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from terapipe.cost import MemoryModel as MemoryModel
     from terapipe.cost import Profile as Profile
     from terapipe.cost import RooflineCost as RooflineCost
+    from terapipe.cost import StageShare as StageShare
     from terapipe.cost import TableCost as TableCost
     from terapipe.cost import TransferCost as TransferCost
     from terapipe.engine.launch import run as run
@@ -57,6 +58,7 @@ _HOMES = {
         "MemoryModel",
         "Profile",
         "RooflineCost",
+        "StageShare",
         "TableCost",
         "TransferCost",
     ],

@@ -7,20 +7,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost import CostModel, Link, Links, MemoryModel, as_times, find_link
-from terapipe.errors import CostError, ScheduleError, TimelineError
+from terapipe.cost import CostModel, Link, Links, MemoryModel, as_times, check_links, find_link
+from terapipe.errors import CostError, ScheduleError, TimelineError, as_number
 from terapipe.schedule import Graph, Schedule, Starts, Transfers, earliest_starts
 from terapipe.schedule.graph import KINDS
 from terapipe.timeline import (
     COLUMNS,
-    MEASURED,
     MEMORY_COLUMNS,
-    REPLAYED,
     SIMULATED,
     SIMULATED_EXTRAPOLATED,
     Step,
     Timeline,
     match,
+    replayed,
 )
 
 
@@ -55,7 +54,8 @@ def simulate(
     ScheduleError
         Where the schedule is invalid.
     CostError
-        For a forbidden (infinite) slice, a missing link, a contention below 1, a memory model of other stages.
+        For a forbidden (infinite) slice, what is no link or a missing one, a contention below 1, a memory model of
+        other stages.
 
     Examples
     --------
@@ -67,9 +67,10 @@ def simulate(
     """
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{schedule!r} is not a schedule; build one with build_schedule or Schedule.from_orders.")
-    if not 1 <= contention < np.inf:
+    check_links(link)
+    if not 1 <= as_number(contention) < np.inf:
         raise CostError(f"contention={contention!r}: needs a finite number ≥ 1.")
-    if not 0 <= bytes_per_token < np.inf:
+    if not 0 <= as_number(bytes_per_token) < np.inf:
         raise CostError(f"bytes_per_token={bytes_per_token!r}: needs a finite number ≥ 0.")
     if memory is not None and not isinstance(memory, MemoryModel):
         raise CostError(f"memory={memory!r}: needs a MemoryModel, e.g. MemoryModel(model, dtype).")
@@ -94,15 +95,21 @@ def replay(timeline: Timeline, schedule: Schedule | None = None, link: Links | N
 
     Every step is replayed on its own. An action takes as long as it took there, whatever runs beside it:
     contention and noise stay in the durations. In the order that ran, gaps of the runtime stay too, so that
-    with neither argument the timeline comes back; under another schedule every action has the step's median gap.
+    without a link the timeline comes back; under another schedule every action has the step's median gap.
+
+    A simulated step has no runtime: its gaps are sends that block their rank (`Link.overlap`). Over another
+    link that link says what blocks; under another schedule alone, once any send was seen to block, all do but
+    between ranks where one was seen to let its rank go on before it arrived. In a measured or emulated step over a
+    link that blocks, the time for which a send held its rank cannot be told from the runtime's: it stays a
+    gap, over another link too, which then adds its own.
 
     Parameters
     ----------
     timeline : Timeline
         Measured, emulated, simulated or given.
     schedule : Schedule, optional
-        Of the same stages, microbatches and slices, on any ranks; by default the order that ran. A B takes
-        what its I and W took.
+        Of the same stages, microbatches and slices, on any ranks; by default, and for the same orders, the
+        order that ran. A B takes what its I and W took.
     link : Link or {(source rank, target rank): Link}, optional
         By default messages take as long as they took: those that a rank waited for as measured, others no
         longer than the median of these between the same ranks (`timeline.step`).
@@ -110,7 +117,8 @@ def replay(timeline: Timeline, schedule: Schedule | None = None, link: Links | N
     Returns
     -------
     Timeline
-        Of source "replayed", with the source of the durations after it where they were not measured.
+        Of source "replayed", with the source of the durations after it where they were not measured, and
+        "link given" where the run had a link of its spec.
 
     Raises
     ------
@@ -118,35 +126,44 @@ def replay(timeline: Timeline, schedule: Schedule | None = None, link: Links | N
         For a step that did not run the schedule's actions, or I and W of a backward recorded in one; for a
         link with a bandwidth where the sizes of messages are unknown.
     ScheduleError, CostError
-        Where the schedule is invalid; for a missing link.
+        Where the schedule is invalid; for what is no link, and for a missing one.
     """
     if not isinstance(timeline, Timeline):
         raise TimelineError(f"{timeline!r} is not a timeline; give one: run.timeline, tp.simulate(…), Timeline.from_frame(…).")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise ScheduleError(f"{schedule!r} is not a schedule; build one with build_schedule or Schedule.from_orders.")
+    check_links(link)
     steps = [_replay_step(Step.read(rows), schedule, link) for _, rows in timeline.measured.groupby("step")]
     return Timeline(pd.concat(steps, ignore_index=True)[COLUMNS])
 
 
 def _replay_step(step: Step, schedule: Schedule | None, link: Links | None) -> pd.DataFrame:
-    if schedule is None:
+    matched = None if schedule is None else match(step, schedule)
+    if schedule is None or matched is None or _is_the_order(step, schedule):
         graph, rows, durations, lags = step.graph, step.rows, step.duration_ms, step.lag_ms
-        before = step.release_ms + step.gap_ms
+        # Modelled gaps are what the old link's sends held their ranks for: another link has its own.
+        before = step.release_ms + (0.0 if step.is_simulated and link is not None else step.gap_ms)
+        blocks = np.zeros(graph.n_actions, dtype=bool)
     else:
         graph = schedule.graph
-        rows, durations, lags, before = match(step, schedule)
+        rows, durations, lags, before, blocks = matched
     free = np.zeros(graph.n_actions)
-    transfers = Transfers(free, lags, free.astype(bool)) if link is None else _given_transfers(graph, link, rows)
+    transfers = Transfers(free, lags, blocks) if link is None else _given_transfers(graph, link, rows)
     # A gap is time of its action that the rank spends before it starts.
     starts = earliest_starts(graph, before + durations, transfers)
     texts = np.array([*map(str, chain(*graph.orders)), ""], dtype=object)
     return rows.assign(
-        source=[_replayed(source) for source in rows["source"]],
+        source=[replayed(source) for source in rows["source"]],
         start_ms=step.begin_ms + starts.start_ms + before,
         end_ms=step.begin_ms + starts.end_ms,
         ready_ms=step.begin_ms + starts.ready_ms,
         blocked_by=texts[starts.blocked_by],
     )
+
+
+def _is_the_order(step: Step, schedule: Schedule) -> bool:
+    """Whether the step ran the schedule's own orders, on the ranks that it names."""
+    return schedule.orders == step.graph.orders and bool((step.rows["rank"].to_numpy() == schedule.graph.rank).all())
 
 
 def _given_transfers(graph: Graph, link: Links, rows: pd.DataFrame) -> Transfers | None:
@@ -161,10 +178,6 @@ def _given_transfers(graph: Graph, link: Links, rows: pd.DataFrame) -> Transfers
             "Simulate with bytes_per_token, fill in n_bytes, or give a latency only."
         )
     return transfers
-
-
-def _replayed(source: str) -> str:
-    return source if source.startswith(REPLAYED) else REPLAYED if source in (MEASURED, "given") else f"{REPLAYED}, {source}"
 
 
 def action_durations(graph: Graph, cost: CostModel | Sequence[CostModel]) -> npt.NDArray[np.float64]:

@@ -228,8 +228,8 @@ class MasksDrawnPerSlice(Faulty):
 def _key_masks(patch: Patch, key: Callable[[int, int, int], tuple[int, int, int]]) -> None:
     init = MaskSource.__init__
 
-    def other_key(self, seed, step, microbatch, seq_tokens):
-        init(self, *key(seed, step, microbatch), seq_tokens)
+    def other_key(self, seed, step, microbatch, seq_tokens, drops=True):
+        init(self, *key(seed, step, microbatch), seq_tokens, drops)
 
     patch(MaskSource, "__init__", other_key)
 

@@ -1,6 +1,7 @@
 """Families and slicings, ranked: never above the cap, never slower for a larger one, and as simulated."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,10 +109,46 @@ def test_more_stages_than_layers_are_no_candidates():
     assert "zbv" not in set(found["family"])
 
 
+def test_one_name_is_one_family():
+    assert rank(families="seq1f1b").equals(rank(families=["seq1f1b"]))
+
+
+HALVES = tp.CallableCost(
+    lambda l, c, b: 1.0 + l, lambda l, c, b: 2.0 * l, lambda l, c, b: np.where(np.asarray(l) > 100, 3.0, 1.0) * l
+)
+
+
+def test_impossible_halves_leave_out_those_that_run_them_apart():
+    """W = 3·l of B = 2·l in slices beyond 100 tokens, else W = l."""
+    found = rank(cost=HALVES, families=["1f1b", "seq1f1b", "zb-h1", "seq1f1b-zb"])
+    assert set(found["family"]) == {"1f1b", "seq1f1b", "seq1f1b-zb"}
+    split = [
+        max(tp.Slicing.parse(row.slicing).microbatches[0].slice_tokens) for row in found.itertuples() if "zb" in row.family
+    ]
+    assert max(split) <= 100
+    whole = found[found["family"] != "seq1f1b-zb"]
+    other = rank(cost=tp.CallableCost(HALVES.forward_ms, HALVES.backward_ms), families=["1f1b", "seq1f1b"])
+    pd.testing.assert_frame_equal(whole.reset_index(drop=True), other)
+
+
+def test_where_all_halves_are_impossible_it_says_so():
+    with pytest.raises(
+        ScheduleError, match=r"every candidate is left out: weight_ms of 768.0 ms is more than backward_ms of 512"
+    ):
+        rank(cost=HALVES, families=["zb-h1"])
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
         ({"families": ["seq1fb"]}, ScheduleError, "Did you mean 'seq1f1b'"),
+        ({"families": "seq1fb"}, ScheduleError, "unknown schedule 'seq1fb'"),
+        ({"families": ["1f1b", "forward-only"]}, ScheduleError, "forward-only runs forwards alone"),
+        (
+            {"cost": tp.CallableCost(lambda l, c, b: np.inf, lambda l, c, b: 1.0)},
+            ScheduleError,
+            "left out: a slice has an infinite",
+        ),
         ({"families": []}, ScheduleError, r"none of \[\] can run"),
         ({"memory_cap_bytes": 1e9}, CostError, "without memory="),
         ({"chunks_per_rank": [0]}, ScheduleError, "chunks_per_rank=0"),

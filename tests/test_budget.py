@@ -264,6 +264,15 @@ class TestCounterfactuals:
         if schedule.n_ranks == 1:
             assert budget[["dependency", "fill", "drain"]].abs().max() < 1e-9
 
+    @given(schedules(), st.integers(0, 2**32))
+    @PROPERTY
+    def test_sends_that_block_are_no_runtime_of_a_replayed_simulation(self, drawn, seed):
+        *_, timeline = draw(drawn, seed, bytes_per_token=9)
+        again = tp.replay(timeline, link=tp.Link(0.4, 1e-3, overlap=False))
+        for each in (again, tp.replay(again)):
+            assert each.budget()["runtime"] == 0
+            assert each.budget()["unexplained"] == pytest.approx(0, abs=1e-9)
+
 
 class TestWhatIsKnown:
     TIMELINE = tp.simulate(tp.build_schedule("seq1f1b", 3, tp.uniform_slicing(12, 3, 2)), PER_SLICE, contention=1.4)
@@ -319,6 +328,11 @@ class TestWhatIsKnown:
     def test_what_cannot_be_split_is_refused(self, change, known, error, message):
         with pytest.raises(error, match=message):
             Timeline.from_frame(self.TIMELINE.frame.assign(**change)).budget(**known)
+
+    @pytest.mark.parametrize("contention", [0.2, "2"])
+    def test_a_contention_that_is_none_is_refused_of_a_simulation_too(self, contention):
+        with pytest.raises(CostError, match=f"contention={contention!r}: needs a finite number ≥ 1"):
+            self.TIMELINE.budget(contention=contention)
 
     def test_missing_slices_are_named_where_a_cost_should_share_out_the_whole(self):
         frame = self.MEASURED.frame

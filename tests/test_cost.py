@@ -23,6 +23,7 @@ LINEAR = tp.LinearContextCost(
     forward_context=(0.05, 1e-3, 2e-3, 3e-5),
     backward_context=(0.07, 2e-3, 1e-3, 7e-5),
 )
+SPLIT = tp.CallableCost(lambda l, c, b: l + c, lambda l, c, b: 2.0 * l, lambda l, c, b: 0.5 * l)
 
 
 def grid_frame(cost: tp.CostModel, lengths=(16, 32, 64, 128), contexts=(0, 16, 64, 128, 256), sequences=(1,)) -> pd.DataFrame:
@@ -48,6 +49,41 @@ def profile_frame(cost: tp.CostModel, n_repeats=3, n_stages=1, together=None, **
         ],
         ignore_index=True,
     )
+
+
+class TestImpossibleHalves:
+    def test_a_weight_half_beyond_the_backward_is_refused_with_both_and_where(self):
+        cost = tp.CallableCost(lambda l, c, b: l, lambda l, c, b: 2.0, lambda l, c, b: np.where(np.asarray(c) > 4, 3.0, 2.0))
+        assert cost.input_ms(8, 4) == 0
+        said = r"weight_ms of 3.0 ms is more than backward_ms of 2.0 ms at slice_tokens=8, context_tokens=6, n_sequences=1: the"
+        for contexts in (6, np.array([0, 6, 7])):
+            with pytest.raises(CostError, match=said):
+                cost.input_ms(8, contexts)
+
+
+class TestStageShare:
+    def test_two_stages_of_half_a_cost_take_as_long_as_one_of_it(self):
+        """One rank, nothing to wait for: every order of all layers takes Σ (F + B)."""
+        slicing = "[(1, [4, 4])] * 2"
+        whole = tp.simulate(tp.build_schedule("seq1f1b", 1, slicing), SPLIT).makespan_ms
+        halves = tp.simulate(tp.build_schedule("looped-bfs", 1, slicing, 2), tp.StageShare(SPLIT, 2)).makespan_ms
+        assert whole == halves == 2 * float(SPLIT.step_ms(4, 0) + SPLIT.step_ms(4, 4))
+
+    @pytest.mark.parametrize("name", ["forward_ms", "backward_ms", "weight_ms", "input_ms"])
+    def test_each_time_is_an_nth_and_extrapolation_is_the_wholes(self, name):
+        lengths, contexts = np.array([16, 64]), np.array([[0], [32]])
+        expected = getattr(LINEAR, name)(lengths, contexts, 2) / 4
+        share = tp.StageShare(LINEAR, 4)
+        np.testing.assert_array_equal(getattr(share, name)(lengths, contexts, 2), expected)
+        beyond = [[16, 10**6]], [[0, 10**6]]
+        np.testing.assert_array_equal(
+            share.is_extrapolated(*map(np.array, beyond)), LINEAR.is_extrapolated(*map(np.array, beyond))
+        )
+
+    @pytest.mark.parametrize(("values", "said"), [((3, 2), "cost=3: needs a CostModel"), ((LINEAR, 0), "n_parts=0: needs an")])
+    def test_it_refuses(self, values, said):
+        with pytest.raises(CostError, match=said):
+            tp.StageShare(*values)
 
 
 class TestCallableCost:

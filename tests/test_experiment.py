@@ -123,13 +123,13 @@ class TestPrediction:
         [
             ({"dtype": "float64"}, "spec 1 has another dtype than spec 0"),
             ({"slicing": "[(2, [8])]"}, r"\(seq_tokens, n_sequences\) \[\(8, 1\), \(8, 2\)\]"),
-            ({"slicing": "[(1, [4])]"}, "one profile predicts one size"),
+            ({"slicing": "[(1, [4])] * 4"}, "one profile predicts one size"),
         ],
     )
     def test_what_slices_of_one_model_cannot_predict_is_refused_before_any_process_starts(self, changes, said, monkeypatch):
         monkeypatch.setattr(Ranks, "__enter__", lambda ranks: pytest.fail("a process started"))
         with pytest.raises(SpecError, match=f"predict=True.*{said}"):
-            tp.race([spec(slicing=WHOLE), spec(**{"slicing": WHOLE} | changes)], predict=True)
+            tp.race([spec(slicing=f"{WHOLE} * 2"), spec(**{"slicing": f"{WHOLE} * 2"} | changes)], predict=True)
 
 
 class TestPairedSpeedup:
@@ -232,6 +232,10 @@ class TestRefusals:
             ({"n_ranks": 4}, "spec 1 has n_ranks=4, spec 0 has 2"),
             ({"device": "emulated", "cost": sleeps(1, 1)}, "spec 1 has device='emulated', spec 0 has 'cpu'"),
             ({"n_warmup_steps": 3}, "spec 1 has n_warmup_steps=3, spec 0 has 1"),
+            ({"schedule": "forward-only"}, "spec 1 runs forwards alone (its schedule has no backward), spec 0 trains"),
+            ({"slicing": "[(1, [4, 4])]"}, "spec 1 runs 8 tokens in round 0, spec 0 12; the table compares step times"),
+            # a warm-up step begins the cycle
+            ({"slicing": ["[(1, [6])]", "[(1, [12])]"]}, "spec 1 runs 6 tokens in round 1, spec 0 12"),
         ],
     )
     def test_specs_that_cannot_alternate_are_refused_with_both_values(self, second, said):

@@ -1,10 +1,13 @@
 """A slower network, tried on one machine: no message is early, the order is the simulator's, gradients stay exact."""
 
+import json
+
 import pytest
 from tiny import MODEL, orders_of, planned, sleeps
 
 import terapipe as tp
 from terapipe.errors import CostError, SpecError
+from terapipe.plots import style
 
 CUT = "[(1, [40, 24]), (1, [64])]"
 LINKS = {
@@ -32,6 +35,9 @@ def test_emulated_ranks_are_never_ahead_of_the_simulated_link(tmp_path):
             late = both["start_ms_run"] - both["start_ms"]
             assert late.min() > -0.05, spec.link  # stamps are whole nanoseconds, timer wake-ups microseconds
             assert orders_of(rows) == planned(spec.schedules[0])
+        assert run.timeline.source == "emulated, link given"
+        assert tp.replay(run.timeline).source == "replayed, emulated, link given"
+        assert run.summary()["link"] == str(spec.link)
         assert (run.timeline.frame["n_bytes"] > 0).sum() == (simulated.frame["n_bytes"] > 0).sum() * 3
 
 
@@ -46,6 +52,30 @@ def test_gradients_are_exact_over_a_slow_link(link):
 def test_links_travel_with_the_spec(link):
     spec = emulated(link)
     assert tp.RunSpec.from_json(spec.to_json()).link == link
+
+
+@pytest.mark.timeout(60)
+def test_a_measured_run_says_that_its_link_was_given(tmp_path):
+    cut = "[(1, [40, 24])]"
+    specs = [tp.RunSpec(MODEL, cut, n_steps=1, link=link, directory=tmp_path / str(link)) for link in (None, tp.Link(1.0))]
+    plain, given = tp.run(specs)
+    assert [run.timeline.source for run in (plain, given)] == ["measured", "measured, link given"]
+    assert [run.summary()["link"] for run in (plain, given)] == ["", str(tp.Link(1.0))]
+    assert tp.replay(given.timeline).source == "replayed, link given"
+    assert style.badge("measured, link given", "")["bgcolor"] == style.SOURCES["measured"]
+
+
+@pytest.mark.parametrize("link", [[[0, 1]], [5], [[0, 1, 5]], [[[], 1, {}]], 5, "fast", {"speed": 3}])
+def test_a_record_whose_link_cannot_be_read_is_refused_with_its_value(link):
+    record = json.loads(emulated(None).to_json()) | {"link": link}
+    with pytest.raises(CostError, match=r"link=.*needs the numbers of one link by name, or a list"):
+        tp.RunSpec.from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize("pair", [(7, 8), (0, 3), (-1, 0)])
+def test_a_link_of_ranks_that_are_not_there_is_refused_with_them(pair):
+    with pytest.raises(SpecError, match=rf"\({pair[0]}, {pair[1]}\) names a rank that is not there.*the ranks 0…2"):
+        emulated({(0, 1): tp.Link(), (1, 0): tp.Link(), (1, 2): tp.Link(), (2, 1): tp.Link(), pair: tp.Link()})
 
 
 def test_a_missing_pair_is_refused_by_its_ranks_before_any_process():

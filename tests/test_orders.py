@@ -421,6 +421,9 @@ class TestRefusals:
     def test_options_that_a_family_does_not_know_are_refused_with_the_nearest(self):
         with pytest.raises(ScheduleError, match=r"unknown option of svpp 'max_inflight'. Did you mean 'max_in_flight'"):
             tp.build_schedule("svpp", 2, "[(1, [4])]", max_inflight=3)
+        todo = r"Give it: build_schedule\('svpp', …, max_in_flight=…\), and pass that Schedule .*RunSpec\(schedule=…\), sweep"
+        with pytest.raises(ScheduleError, match=todo):
+            tp.build_schedule("svpp", 2, "[(1, [4])]")
         with pytest.raises(ScheduleError, match=r"max_in_flight=3: seq1f1b has no options.* an option of svpp"):
             tp.build_schedule("seq1f1b", 2, "[(1, [4])]", max_in_flight=3)
         with pytest.raises(ScheduleError, match=r"zbv has no options. Leave it out.$"):

@@ -36,8 +36,8 @@ def test_beaten_points_are_grey_and_the_others_have_their_family():
     fig = tp.plots.pareto(TABLE)
     traces = {trace.name: (list(trace.x), list(trace.y)) for trace in fig.data}
     assert traces == {
-        "beaten in both": ([2.0, 4.0], [40.0, 45.0]),
-        "none better in both": ([1.0, 4.0], [20.0, 18.0]),
+        "beaten": ([2.0, 4.0], [40.0, 45.0]),
+        "beaten by none": ([1.0, 4.0], [20.0, 18.0]),
         "seq1f1b": ([1.0], [20.0]),
         "terapipe": ([4.0], [18.0]),
     }
@@ -67,6 +67,28 @@ def test_extrapolated_costs_are_badged():
         for beyond in (False, True)
     ]
     assert badges == ["simulated", "simulated, extrapolated"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"max_in_flight": 3}, ", max_in_flight=3"),
+        ({}, ""),
+        (None, ""),
+        ("", ""),
+        (np.nan, ""),
+        ("tuned by hand", ", tuned by hand"),
+    ],
+)
+def test_options_of_a_row_of_ones_own_are_shown_as_they_are(options, shown):
+    fig = tp.plots.pareto(TABLE.assign(options=[options] * 4))
+    assert fig.data[0].customdata[0] == f"<b>1f1b</b>{shown}<br>a"
+
+
+def test_a_point_that_ties_in_one_is_beaten_too():
+    table = TABLE[:2].assign(makespan_ms=[20.0, 20.0])
+    fig = tp.plots.pareto(table)
+    assert {trace.name: len(trace.x) for trace in fig.data} == {"beaten": 1, "beaten by none": 1, "seq1f1b": 1}
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,23 @@ class TestOtherOrders:
         expected = tp.simulate(build("seq1f1b"), COST, tp.Link(0.25))
         assert tp.replay(timeline, build("seq1f1b")).makespan_ms == pytest.approx(expected.makespan_ms, **EXACT)
 
+    @pytest.mark.parametrize("recorded", ["gpipe", "1f1b"])
+    @pytest.mark.parametrize("wanted", ["gpipe", "1f1b"])
+    @pytest.mark.parametrize("overlap", [True, False])
+    def test_sends_block_as_they_were_seen_to(self, recorded, wanted, overlap):
+        first, second = (tp.build_schedule(name, 3, tp.uniform_slicing(1, 1, 6)) for name in (recorded, wanted))
+        timeline = tp.simulate(first, PER_TOKEN, tp.Link(0.25, overlap=overlap))
+        expected = tp.simulate(second, PER_TOKEN, tp.Link(0.25, overlap=overlap))
+        np.testing.assert_allclose(times(tp.replay(timeline, second)), times(expected), rtol=1e-9, atol=1e-9)
+
+    @given(schedules(), st.integers(0, 2**32))
+    @PROPERTY
+    def test_the_orders_that_ran_are_no_other_order(self, drawn, seed):
+        schedule, _, timeline = draw(drawn, seed, **draw_options(seed))
+        late = Timeline.from_frame(timeline.frame.assign(source="measured", end_ms=timeline.frame["end_ms"] + 0.01))
+        for each in (timeline, late):
+            np.testing.assert_array_equal(times(tp.replay(each, schedule)), times(tp.replay(each)))
+
     def test_a_backward_takes_what_its_recorded_halves_took(self):
         timeline = tp.simulate(split_halves(build("seq1f1b")), COST)
         expected = tp.simulate(build("terapipe"), COST)
@@ -159,12 +176,26 @@ class TestOtherLinks:
         first, second = (
             tp.Link(rng.choice([0.0, 0.4]), rng.choice([1e-3, float("inf")]), rng.random() < 0.5) for _ in range(2)
         )
-        # A blocking send leaves gaps, which belong to what was recorded: none of them here.
-        schedule, costs, timeline = draw(drawn, seed, link=tp.Link(first.latency_ms, first.bandwidth_gb_s), bytes_per_token=9)
+        schedule, costs, timeline = draw(drawn, seed, link=first, bytes_per_token=9)
         expected = tp.simulate(schedule, costs, second, bytes_per_token=9)
         for given_schedule in (None, schedule):
             again = tp.replay(timeline, given_schedule, second)
             np.testing.assert_allclose(times(again), times(expected), rtol=1e-9, atol=1e-9)
+
+    def test_a_link_takes_the_place_of_one_that_blocked(self):
+        """1f1b, 8 and 16 ms, three ranks, six microbatches: 8·8 + 8·16 = 192 ms over a free link, 218 over the blocking one."""
+        schedule = tp.build_schedule("1f1b", 3, tp.uniform_slicing(1, 1, 6))
+        cost = tp.CallableCost(lambda l, c, b: 8.0, lambda l, c, b: 16.0)
+        link = tp.Link(2.0, overlap=False)
+        timeline = tp.simulate(schedule, cost, link)
+        for each in (timeline, tp.replay(tp.simulate(schedule, cost), link=link)):
+            found = [each, tp.replay(each, link=link), tp.replay(each, schedule), tp.replay(each, link=tp.Link())]
+            assert [round(again.makespan_ms, 9) for again in found] == [218, 218, 218, 192]
+
+    @pytest.mark.parametrize("link", [5, "fast", {(0, 1): 3}, {"0-1": tp.Link()}])
+    def test_what_is_no_link_is_refused_with_its_value(self, link):
+        with pytest.raises(CostError, match=r"link=.*: needs a Link"):
+            tp.replay(tp.simulate(build("terapipe"), COST), link=link)
 
     def test_a_mapping_names_every_pair(self):
         timeline = tp.simulate(build("terapipe", 2), COST)

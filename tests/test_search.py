@@ -13,6 +13,7 @@ from strategies import PROPERTY
 
 import terapipe as tp
 from terapipe.errors import ConfigError, CostError, ScheduleError, SlicingError
+from terapipe.schedule import FAMILIES
 from terapipe.search import bound
 from terapipe.search.replay import Replay
 
@@ -319,6 +320,11 @@ class TestExtrapolation:
         ({"n_slices": 3, "max_slices": 4}, SlicingError, "n_slices=3 and max_slices=4: give one"),
         ({"schedule": "seq1f1"}, ScheduleError, "unknown schedule 'seq1f1'. Did you mean 'seq1f1b'"),
         ({"schedule": "1f1b", "n_slices": 2}, ScheduleError, "1f1b runs whole microbatches"),
+        ({"schedule": "seq1f1b-zb"}, ScheduleError, "seq1f1b-zb runs the halves of the backward apart.*tp.best_schedule"),
+        ({"schedule": "interleaved"}, ScheduleError, "interleaved places 2 stages on each rank.*search for 'seq1f1b'"),
+        ({"schedule": "svpp"}, ScheduleError, "svpp needs the option max_in_flight"),
+        ({"schedule": "forward-only"}, ScheduleError, "forward-only runs forwards alone.*tp.compare_slicings"),
+        ({"schedule": ["seq1f1b"]}, ScheduleError, "unknown schedule"),
         ({"cost": [FLOPS]}, CostError, "needs one CostModel"),
         ({"cost": tp.CallableCost(lambda l, c, b: np.inf, lambda l, c, b: 1)}, SlicingError, "infinite"),
     ],
@@ -326,6 +332,18 @@ class TestExtrapolation:
 def test_what_cannot_be_searched_is_refused(values, error, said):
     with pytest.raises(error, match=said):
         tp.search_slicing(**{"cost": FLOPS, "seq_tokens": 24, "n_ranks": 2} | values)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES])
+def test_every_family_is_searched_or_refused_by_name(name):
+    """Its own refusal comes before the replay, which knows F and B of one stage a rank."""
+    family = FAMILIES[name]
+    if family.kinds == "FB" and family.chunks == 1 and not family.options:
+        found = tp.search_slicing(FLOPS, 24, 2, 3, name, granularity_tokens=12)
+        assert tp.simulate(found.schedule, FLOPS).makespan_ms == pytest.approx(found.makespan_ms, rel=1e-12)
+    else:
+        with pytest.raises(ScheduleError, match=f"schedule='{name}': {name} .* Use tp"):
+            tp.search_slicing(FLOPS, 24, 2, 3, name, granularity_tokens=12)
 
 
 class TestCompareSlicings:
@@ -452,6 +470,9 @@ class TestCompareSlicings:
                 r"slicings=\['\[\(1, \[64\]\)\]'\]: needs {name: Slicing or notation}",
             ),
             ({"model": "x"}, ConfigError, "model='x': needs a ModelConfig"),
+            ({"schedule": "zbv"}, ScheduleError, "zbv places 2 stages on each rank.*'seq1f1b', or tp.best_schedule"),
+            ({"schedule": "looped-bfs"}, ScheduleError, "cost is of one stage"),
+            ({"schedule": None}, ScheduleError, "unknown schedule None"),
         ],
     )
     def test_values_of_a_wrong_type_are_refused(self, values, error, said):

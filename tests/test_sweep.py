@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -123,6 +124,49 @@ class TestTable:
         assert frame.loc[0, "makespan_ms"] == tp.simulate(typed, COST).makespan_ms
         other = sweep({"schedule": typed, "cost": COST, "n_ranks": 3}, tmp_path)
         assert "was made for 2 ranks" in other.loc[0, "refused"]
+        same, deeper = (sweep({"schedule": typed, "cost": COST, "chunks_per_rank": v}, tmp_path) for v in (1, 2))
+        assert same.loc[0, "makespan_ms"] == frame.loc[0, "makespan_ms"]
+        assert "chunks_per_rank=2: the schedule 'mine' was built with chunks_per_rank=1" in deeper.loc[0, "refused"]
+
+    def test_impossible_halves_refuse_only_what_runs_them_apart(self, tmp_path):
+        cost = tp.CallableCost(COST.forward_ms, COST.backward_ms, lambda l, c, b: 9 * COST.backward_ms(l, c, b))
+        frame = sweep({"n_ranks": 2, "seq_tokens": 8, "schedule": ["1f1b", "zb-h1"], "cost": cost}, tmp_path)
+        assert frame.loc[0, "refused"] == ""
+        assert "is more than backward_ms" in frame.loc[1, "refused"]
+
+
+class TestStagesPerRank:
+    BASE: ClassVar = {"n_ranks": 2, "seq_tokens": 8, "n_microbatches": 4}
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"schedule": ["1f1b", "zbv"]},
+            {"schedule": ["1f1b", "looped-bfs"]},
+            {"schedule": "interleaved", "chunks_per_rank": [1, 2]},
+            {"schedule": ["1f1b", "interleaved"], "chunks_per_rank": [1, 2]},
+            {"schedule": {"mine": tp.build_schedule("zbv", 2, "[(1, [8])] * 4"), "1f1b": "1f1b"}},
+        ],
+    )
+    def test_one_cost_over_several_numbers_of_stages_a_rank_is_refused(self, tmp_path, values):
+        with pytest.raises(
+            SpecError, match=r"stages a rank, 1 \(.*\), 2 \(.*Sweep each number apart, with cost=StageShare\(cost, 2\)"
+        ):
+            sweep(self.BASE | {"cost": COST} | values, tmp_path)
+
+    def test_each_apart_or_one_cost_a_stage_is_swept(self, tmp_path):
+        """Shared, two stages on a rank do the work of one: a rank of P ranks and M microbatches is busy M·(F + B)."""
+        one = sweep(self.BASE | {"schedule": "1f1b", "cost": COST}, tmp_path)
+        two = sweep(self.BASE | {"schedule": ["interleaved", "zbv"], "cost": tp.StageShare(COST, 2)}, tmp_path)
+        busy = [row.makespan_ms * (1 - row.bubble_fraction) for row in pd.concat([one, two]).itertuples()]
+        assert busy == pytest.approx([4 * float(COST.step_ms(8, 0))] * 3)
+        listed = sweep(self.BASE | {"schedule": ["1f1b", "interleaved"], "cost": [[COST] * 2]}, tmp_path)
+        assert listed.loc[0, "makespan_ms"] == one.loc[0, "makespan_ms"]
+        assert "2 cost models for 4 stages" in listed.loc[1, "refused"]
+
+    def test_cells_that_cannot_be_are_no_other_number(self, tmp_path):
+        frame = sweep(self.BASE | {"schedule": ["1f1b", "seq1f1"], "chunks_per_rank": [1, 2], "cost": COST}, tmp_path)
+        assert (frame["refused"] == "").tolist() == [True, False, False, False]
 
 
 class TestRefusedCells:

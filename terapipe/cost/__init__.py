@@ -2,11 +2,12 @@
 
 from terapipe.cost.device import Device
 from terapipe.cost.linear import LinearContextCost
-from terapipe.cost.link import Link, Links, are_links, describe_links, find_link, read_links
+from terapipe.cost.link import Link, Links, are_links, check_links, describe_links, find_link, read_links
 from terapipe.cost.memory import MemoryModel
 from terapipe.cost.model import CallableCost, CostModel, as_times
 from terapipe.cost.profile import Profile
 from terapipe.cost.roofline import RooflineCost
+from terapipe.cost.share import StageShare
 from terapipe.cost.table import TableCost
 from terapipe.cost.transfer import TransferCost
 
@@ -20,10 +21,12 @@ __all__ = [
     "MemoryModel",
     "Profile",
     "RooflineCost",
+    "StageShare",
     "TableCost",
     "TransferCost",
     "are_links",
     "as_times",
+    "check_links",
     "describe_links",
     "find_link",
     "read_links",

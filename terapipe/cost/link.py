@@ -51,6 +51,18 @@ def are_links(given: object) -> bool:
     return pairs_are_pairs and all(isinstance(each, Link) for each in given.values())
 
 
+def check_links(given: object) -> None:
+    """Refuse what is neither None nor `Links`.
+
+    Raises
+    ------
+    CostError
+        With the value.
+    """
+    if given is not None and not are_links(given):
+        raise CostError(f"link={given!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
+
+
 def find_link(links: Links, source: int, target: int) -> Link:
     """The link from one rank to another.
 
@@ -77,7 +89,20 @@ def describe_links(links: Links | None) -> Any:
 
 
 def read_links(values: Any) -> Links | None:
-    """The links that `describe_links` described."""
-    if isinstance(values, list):
-        return {(source, target): Link(**numbers) for source, target, numbers in values}
-    return None if values is None else Link(**values)
+    """The links that `describe_links` described.
+
+    Raises
+    ------
+    CostError
+        For anything else.
+    """
+    try:
+        if isinstance(values, list):
+            return {(source, target): Link(**numbers) for source, target, numbers in values}
+        return None if values is None else Link(**values)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, CostError):
+            raise
+        raise CostError(
+            f"link={values!r}: needs the numbers of one link by name, or a list of [source rank, target rank, numbers]."
+        ) from error

@@ -36,12 +36,22 @@ def as_times(values: Numbers, *arguments: Numbers) -> Times:
         ) from None
     if times.size and not given.min() >= 0:  # one pass, no array made: the minimum of a NaN is NaN
         wrong = np.isnan(times) | (times < 0)
-        where = tuple(index[0] for index in np.nonzero(wrong)) if shape else ()
-        point = [np.broadcast_to(argument, shape)[where] for argument in arguments]
-        labels = ("slice_tokens", "context_tokens", "n_sequences")
-        at = ", ".join(f"{label}={value}" for label, value in zip(labels, point, strict=False))
-        raise CostError(f"a cost of {times[where]} ms at {at}: costs must be ≥ 0 (infinity forbids a slice).")
+        first = _first(wrong)
+        raise CostError(
+            f"a cost of {times[first]} ms at {_point(first, *arguments)}: costs must be ≥ 0 (infinity forbids a slice)."
+        )
     return times[()]
+
+
+def _first(wrong: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    """Index of the first that is true."""
+    return tuple(int(index[0]) for index in np.nonzero(wrong)) if wrong.shape else ()
+
+
+def _point(first: tuple[int, ...], *arguments: Numbers) -> str:
+    """The arguments at an index of all of them broadcast, by name."""
+    labels, columns = ("slice_tokens", "context_tokens", "n_sequences"), np.broadcast_arrays(*arguments)
+    return ", ".join(f"{label}={column[first]}" for label, column in zip(labels, columns, strict=False))
 
 
 class CostModel(ABC):
@@ -70,9 +80,20 @@ class CostModel(ABC):
         return self.backward_ms(slice_tokens, context_tokens, n_sequences) / 2
 
     def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """Time of the input-gradient half: backward minus weight; infinite where the backward is."""
+        """Time of the input-gradient half: backward minus weight; infinite where the backward is.
+
+        Raises `CostError` where the weight half alone is more than the backward.
+        """
         backward = self.backward_ms(slice_tokens, context_tokens, n_sequences)
         weight = self.weight_ms(slice_tokens, context_tokens, n_sequences)
+        if np.any(np.greater(weight, backward)):
+            points = np.broadcast_arrays(weight, backward, slice_tokens, context_tokens, n_sequences)
+            first = _first(points[0] > points[1])
+            raise CostError(
+                f"weight_ms of {points[0][first]} ms is more than backward_ms of {points[1][first]} ms at "
+                f"{_point(first, *points[2:])}: the backward is input + weight. Make weight_ms the time of the weight "
+                "gradients alone, or leave it out (half the backward)."
+            )
         with np.errstate(invalid="ignore"):  # infinity − infinity: the slice is forbidden, and so are both halves
             return np.where(np.isinf(backward), backward, backward - weight)[()]
 

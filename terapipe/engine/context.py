@@ -37,16 +37,17 @@ class MaskSource:
     """Dropout masks of one microbatch, drawn for the whole sequence and cut by rows.
 
     The mask of a place depends on (seed, step, microbatch, layer, site) only: it is the same for
-    every slicing, schedule and cut into stages.
+    every slicing, schedule and cut into stages. Without `drops`, as in evaluation, nothing is dropped.
     """
 
-    def __init__(self, seed: int, step: int, microbatch: int, seq_tokens: int) -> None:
+    def __init__(self, seed: int, step: int, microbatch: int, seq_tokens: int, drops: bool = True) -> None:
         self.key, self.seq_tokens = (seed, step + 2**20, microbatch), seq_tokens  # warm-up steps are below 0
+        self.drops = drops
         self.masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def drop(self, inputs: torch.Tensor, start: int, layer: int, site: int, probability: float) -> torch.Tensor:
         """Apply the rows of the mask that belong to `inputs` (B, T, E), which start at `start`."""
-        if probability == 0:
+        if probability == 0 or not self.drops:
             return inputs
         batch, length, features = inputs.shape
         if (layer, site) not in self.masks:

@@ -18,17 +18,21 @@ MEASURED_STEP = 0
 
 
 def build_reference(spec: RunSpec) -> nn.Module:
-    """The whole model of a run, as it starts."""
+    """The whole model of a run, as it starts; in evaluation mode where the run trains nothing."""
     path = None if spec.stage is None else str(spec.stage)
-    return build_module(spec.model, range(spec.model.n_layers), spec.seed, getattr(torch, spec.dtype), path)
+    module = build_module(spec.model, range(spec.model.n_layers), spec.seed, getattr(torch, spec.dtype), path)
+    return module.train(spec.trains)
 
 
 def reference_step(module: nn.Module, inputs: StepInputs) -> float:
-    """Forward and backward of a step's whole sequences; adds to the gradients, returns the loss."""
+    """Forward and backward of a step's whole sequences; adds to the gradients, returns the loss.
+
+    A module in evaluation mode drops nothing.
+    """
     total = 0.0
     positions = torch.arange(inputs.slicing.seq_tokens)
     for microbatch, (tokens, labels) in enumerate(zip(inputs.tokens, inputs.labels, strict=True)):
-        masks = MaskSource(inputs.seed, inputs.step, microbatch, inputs.slicing.seq_tokens)
+        masks = MaskSource(inputs.seed, inputs.step, microbatch, inputs.slicing.seq_tokens, drops=module.training)
         logits = module(tokens, positions, WholeContext(masks))
         loss = loss_sum(logits, labels) / inputs.n_valid
         loss.backward()

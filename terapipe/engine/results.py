@@ -25,6 +25,7 @@ from terapipe.timeline import (
     COLUMNS,
     EMULATED,
     EMULATED_EXTRAPOLATED,
+    LINK_GIVEN,
     MEASURED,
     MEMORY_COLUMNS,
     Timeline,
@@ -80,6 +81,7 @@ class Run:
             "schedule": self.spec.schedule_name,
             "slicing": ", ".join(map(str, self.spec.slicings)),
             "source": timeline.source,
+            "link": "" if self.spec.link is None else str(self.spec.link),
             "n_ranks": self.spec.n_ranks,
             "n_steps": len(timeline.steps),
             "step_ms": timeline.makespan_ms,
@@ -180,9 +182,9 @@ def read_memory(directory: Path, steps: pd.Series) -> pd.DataFrame:
 
 
 def _source(spec: RunSpec) -> str:
-    if spec.device != "emulated":
-        return MEASURED
-    return EMULATED_EXTRAPOLATED if spec.is_extrapolated else EMULATED
+    extrapolates = spec.device == "emulated" and spec.is_extrapolated
+    source = MEASURED if spec.device != "emulated" else EMULATED_EXTRAPOLATED if extrapolates else EMULATED
+    return source if spec.link is None else source + LINK_GIVEN
 
 
 def _complete_steps(frame: pd.DataFrame, spec: RunSpec) -> pd.DataFrame:

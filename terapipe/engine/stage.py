@@ -101,7 +101,8 @@ class Stage:
     With `splits_backward` its backward may also run as I and W, and B is I, then W. Without, the
     module is left as it is and B is autograd's own backward, so that schedules that never split pay
     nothing: a layer that queues costs a few microseconds more a call. A stage that does not train runs
-    forwards only, and keeps nothing but the key/value context of microbatches under way.
+    forwards only, in evaluation mode without dropout, and keeps nothing but the key/value context of
+    microbatches under way.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Stage:
     ) -> None:
         self.module, self.is_first, self.is_last, self.d_model, self.dtype = module, is_first, is_last, d_model, dtype
         self.trains = trains
+        module.train(trains)
         self.pool = ContextPool()
         self.contexts: dict[int, MicrobatchContext] = {}
         self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -150,7 +152,8 @@ class Stage:
             assert received is not None
             features = received.requires_grad_()
         if microbatch not in self.contexts:
-            masks = MaskSource(self.inputs.seed, self.inputs.step, microbatch, self.inputs.slicing.seq_tokens)
+            inputs = self.inputs
+            masks = MaskSource(inputs.seed, inputs.step, microbatch, inputs.slicing.seq_tokens, drops=self.trains)
             self.contexts[microbatch] = MicrobatchContext(masks, self.pool)
         context = SliceContext(self.contexts[microbatch], start)
         outputs = self.module(features, torch.arange(start, end, device=features.device), context)

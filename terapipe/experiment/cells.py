@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from terapipe.cost import CostModel, Links, are_links, describe_links
-from terapipe.errors import ScheduleError, SpecError, as_number, check_integer
+from terapipe.errors import CostError, ScheduleError, SpecError, as_number, check_integer
 from terapipe.experiment.rows import Row
 from terapipe.schedule import Schedule, build_schedule
 from terapipe.simulator import simulate
@@ -78,6 +78,11 @@ class SimulationCell:
                 f"the schedule {self.schedule.name!r} was made for {self.schedule.n_ranks} ranks and {self.schedule.slicing}, "
                 f"the cell has n_ranks={self.n_ranks} and {self.cut}. Leave those out, or build the schedule for them."
             )
+        if self.chunks_per_rank not in (None, self.schedule.chunks_per_rank):
+            raise ScheduleError(
+                f"chunks_per_rank={self.chunks_per_rank}: the schedule {self.schedule.name!r} was built with "
+                f"chunks_per_rank={self.schedule.chunks_per_rank}. Leave it out, or build the schedule for it."
+            )
         return self.schedule
 
     def describe(self) -> Description:
@@ -98,8 +103,13 @@ class SimulationCell:
     def _times(self, cost: CostModel) -> list[list[float]]:
         """What a cost model says of the slices that the cell visits, and whether it was measured: the source shows that."""
         points = np.unique(self.cut.units[:, 2:], axis=0).T
-        functions = (cost.forward_ms, cost.backward_ms, cost.input_ms, cost.weight_ms, cost.is_extrapolated)
-        return [np.broadcast_to(function(*points), points.shape[1]).tolist() for function in functions]
+        forward, backward, weight = (function(*points) for function in (cost.forward_ms, cost.backward_ms, cost.weight_ms))
+        try:
+            inputs = cost.input_ms(*points)
+        except CostError:  # halves that cannot be: only a schedule that runs them apart is refused
+            inputs = backward - weight
+        answers = (forward, backward, inputs, weight, cost.is_extrapolated(*points))
+        return [np.broadcast_to(answer, points.shape[1]).tolist() for answer in answers]
 
     def measure(self, spec_hash: str, root: Path) -> Row:
         """Simulate."""

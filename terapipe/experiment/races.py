@@ -146,7 +146,8 @@ def race(specs: Sequence[RunSpec], n_rounds: int = 12, seed: int = 0, predict: b
     Parameters
     ----------
     specs : list of RunSpec
-        At least one; all with the same ranks and device. Their `n_steps` becomes `n_rounds`.
+        At least one; all with the same ranks and device, as many tokens in each round, and all training or
+        none. Their `n_steps` becomes `n_rounds`.
     n_rounds : int
         Measured rounds, after each spec's warm-up steps.
     seed : int
@@ -196,11 +197,33 @@ def prepare_race(specs: Sequence[RunSpec], n_rounds: int) -> list[RunSpec]:
                     f"spec {index} has {name}={getattr(spec, name)!r}, spec 0 has {getattr(specs[0], name)!r}; "
                     "specs that race share them, as their steps alternate in one launch."
                 )
+        _check_same_work(index, spec, specs[0], n_rounds)
         if spec.measure_memory:
             raise SpecError(f"spec {index} has measure_memory=True, which takes time of its own. Race without it.")
         if spec.directory is not None:
             raise SpecError(f"spec {index} has directory={str(spec.directory)!r}; a race makes its own.")
     return [spec.replaced(n_steps=n_rounds) for spec in [*specs, specs[0]]]
+
+
+def _check_same_work(index: int, spec: RunSpec, base: RunSpec, n_rounds: int) -> None:
+    """Steps whose times are divided train as much, or evaluate as much."""
+    if spec.trains != base.trains:
+        does = ["runs forwards alone (its schedule has no backward)", "trains"]
+        raise SpecError(
+            f"spec {index} {does[spec.trains]}, spec 0 {does[base.trains]}; the table compares step times: race specs that "
+            "all train, or that all run forwards alone."
+        )
+    pairs = zip(_tokens_of_rounds(spec, n_rounds), _tokens_of_rounds(base, n_rounds), strict=True)
+    for round_index, (tokens, of_base) in enumerate(pairs):
+        if tokens != of_base:
+            raise SpecError(
+                f"spec {index} runs {tokens} tokens in round {round_index}, spec 0 {of_base}; the table compares step times: "
+                "race specs of as many tokens a step."
+            )
+
+
+def _tokens_of_rounds(spec: RunSpec, n_rounds: int) -> list[int]:
+    return [spec.slicings[spec.slicing_index(step)].n_tokens for step in range(n_rounds)]
 
 
 def run_race(

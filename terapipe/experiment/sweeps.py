@@ -18,7 +18,7 @@ from terapipe.cost import CostModel, Link
 from terapipe.errors import SpecError, TerapipeError, check_keys, unknown_name
 from terapipe.experiment.cells import RunCell, SimulationCell, hash_of
 from terapipe.experiment.rows import RESULTS, Row, RowStore, refused_row
-from terapipe.schedule import Schedule
+from terapipe.schedule import FAMILIES, Schedule
 from terapipe.slicing import Slicing
 from terapipe.spec import RunSpec
 
@@ -46,6 +46,7 @@ def sweep(
         "simulate": cost (CostModel, or a list of one a stage), n_ranks, schedule (family or
         Schedule; default "terapipe"), slicing, or seq_tokens with n_slices, n_microbatches and
         n_sequences for equal slices, chunks_per_rank, link, bytes_per_token, contention.
+        A cost is of one stage, whatever the number of stages: more of them are a deeper model.
         "run": the fields of `RunSpec`.
     how : "simulate" or "run"
         Runs of a sweep are launched one after another; to compare them, `race` them.
@@ -66,7 +67,8 @@ def sweep(
     Raises
     ------
     SpecError
-        For a grid with unknown, missing or conflicting keys, or without values.
+        For a grid with unknown, missing or conflicting keys, or without values; for one CostModel over
+        different numbers of stages a rank, which are models of different depth (see `StageShare`).
     RunError
         Where a rank fails; the rows before it are kept.
 
@@ -145,6 +147,37 @@ def _check_grid(values: Mapping[str, list[Labelled]], how: str) -> None:
         given = value if isinstance(value, list | tuple) else [value]
         if how == "simulate" and not all(isinstance(each, CostModel) for each in given):
             raise SpecError(f"cost={value!r}: needs a CostModel, or a list with one for each stage.")
+    if how == "simulate" and any(isinstance(value, CostModel) for _, value in values["cost"]):
+        _check_stages(values)
+
+
+def _check_stages(values: Mapping[str, list[Labelled]]) -> None:
+    """Refuse one cost of a stage over cells of different numbers of stages a rank: their models are not the same."""
+    asked = [value for _, value in values.get("chunks_per_rank", [(None, None)])]
+    found: dict[int, str] = {}
+    for label, schedule in values.get("schedule", [("terapipe", "terapipe")]):
+        for n_stages in asked:
+            count = _stages_per_rank(schedule, n_stages)
+            if count:
+                found.setdefault(count, str(label))
+    if len(found) > 1:
+        named = ", ".join(f"{count} ({label})" for count, label in sorted(found.items()))
+        raise SpecError(
+            f"one cost for different numbers of stages a rank, {named}: a cost is of one stage, so that these would be models "
+            f"of different depth. Sweep each number apart, with cost=StageShare(cost, {max(found)}) for {max(found)} stages a "
+            "rank where cost is of all layers of a rank (pandas.concat joins the tables); or give a list of one cost a stage; "
+            "or use tp.best_schedule."
+        )
+
+
+def _stages_per_rank(schedule: Any, asked: Any) -> int:
+    """Stages a rank of a cell; 0 where the cell cannot be, which its row says."""
+    if isinstance(schedule, Schedule):
+        return schedule.chunks_per_rank if asked in (None, schedule.chunks_per_rank) else 0
+    family = FAMILIES.get(schedule) if isinstance(schedule, str) else None
+    if family is None or not (asked is None or type(asked) is int):
+        return 0
+    return family.chunks if asked is None else asked if family.any_chunks or asked == family.chunks else 0
 
 
 def _labelled(key: str, given: Any) -> list[Labelled]:

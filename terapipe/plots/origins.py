@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from terapipe.cost import CostModel, LinearContextCost, Profile, RooflineCost, TableCost, TransferCost
+from terapipe.cost import CostModel, LinearContextCost, Profile, RooflineCost, StageShare, TableCost, TransferCost
 from terapipe.errors import CostError
 
 CostLike = CostModel | Profile
@@ -33,7 +33,7 @@ class DrawnCost(NamedTuple):
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Slice lengths at which something is known."""
-        inner = _without_messages(self.cost)
+        inner = _unwrapped(self.cost)
         known = inner.slice_tokens if isinstance(inner, LinearContextCost) else ()
         found: npt.NDArray[np.int64] = np.union1d(self.points["slice_tokens"], known).astype(np.int64)
         return found
@@ -70,7 +70,7 @@ def drawn_cost(given: object, n_sequences: int) -> DrawnCost:
         return _of_table(given, n_sequences)
     if isinstance(given, CostModel):
         nothing = pd.DataFrame(columns=_POINT, dtype=np.float64)
-        return DrawnCost(given, n_sequences, _origin(given), nothing, seq_tokens=_known_seq_tokens(_without_messages(given)))
+        return DrawnCost(given, n_sequences, _origin(given), nothing, seq_tokens=_known_seq_tokens(_unwrapped(given)))
     raise CostError(f"{reprlib.repr(given)} is not a cost; give a CostModel, a Profile, or {{name: either}}.")
 
 
@@ -116,8 +116,9 @@ def _reach(points: pd.DataFrame) -> int:
     return int((points["slice_tokens"] + points["context_tokens"]).max())
 
 
-def _without_messages(cost: CostModel) -> CostModel:
-    return _without_messages(cost.cost) if isinstance(cost, TransferCost) else cost
+def _unwrapped(cost: CostModel) -> CostModel:
+    """The cost of compute, of a whole stage."""
+    return _unwrapped(cost.cost) if isinstance(cost, TransferCost | StageShare) else cost
 
 
 def _known_seq_tokens(cost: CostModel) -> int | None:
@@ -131,6 +132,8 @@ def _known_seq_tokens(cost: CostModel) -> int | None:
 def _origin(cost: CostModel) -> str:
     if isinstance(cost, TransferCost):
         return f"{_origin(cost.cost)}, with messages"
+    if isinstance(cost, StageShare):
+        return f"{_origin(cost.cost)}, ÷ {cost.n_parts}"
     if isinstance(cost, RooflineCost):
         return "formula, a lower bound"
     if isinstance(cost, TableCost):

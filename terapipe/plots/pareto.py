@@ -1,5 +1,6 @@
-"""Speed against memory: every schedule that was tried, and those that none beats in both."""
+"""Speed against memory: every schedule that was tried, and those that none beats."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ _DOMINATED = "#C9C9C9"
 
 
 def pareto(table: pd.DataFrame, cap_bytes: float | None = None) -> go.Figure:
-    """Makespan against peak memory over families and slicings; what another beats in both is grey.
+    """Makespan against peak memory over families and slicings; what another beats is grey.
 
     Parameters
     ----------
@@ -30,9 +31,10 @@ def pareto(table: pd.DataFrame, cap_bytes: float | None = None) -> go.Figure:
     Returns
     -------
     Figure
-        A trace "beaten in both", the line "none better in both", and a trace a family of the points on
-        it: x the peak of the rank with most, in bytes as the axis names them where every row knows its bytes,
-        else in activations of a microbatch on one rank; y the makespan in ms.
+        A trace "beaten" (another is no worse in either and better in one), the line "beaten by none", and
+        a trace a family of the points on it: x the peak of the rank with most, in bytes as the axis names
+        them where every row knows its bytes, else in activations of a microbatch on one rank; y the makespan
+        in ms.
 
     Raises
     ------
@@ -45,7 +47,7 @@ def pareto(table: pd.DataFrame, cap_bytes: float | None = None) -> go.Figure:
     >>> cost = tp.CallableCost(lambda l, c, b: 1 + l / 64, lambda l, c, b: 2 + l / 32)
     >>> found = tp.best_schedule(cost, 256, 2, 2, families=["1f1b", "terapipe"], max_slices=4)
     >>> [trace.name for trace in tp.plots.pareto(found).data]
-    ['beaten in both', 'none better in both', 'terapipe']
+    ['beaten', 'beaten by none', '1f1b', 'terapipe']
     """
     knows_bytes = _check(table, cap_bytes)
     peak = table["peak_bytes" if knows_bytes else "peak_activations"].to_numpy(np.float64)
@@ -53,7 +55,7 @@ def pareto(table: pd.DataFrame, cap_bytes: float | None = None) -> go.Figure:
     unit, size = style.byte_unit(max(peak.max(), cap)) if knows_bytes else ("activations of a microbatch on one rank", 1.0)
     rows = table.assign(peak=peak / size).sort_values(["peak", "makespan_ms"], kind="stable")
     best = ~dominated(rows["peak"].to_numpy(), rows["makespan_ms"].to_numpy(np.float64))
-    fig = go.Figure([_points(rows[~best], "beaten in both", _DOMINATED, 7, unit), _steps(rows[best])])
+    fig = go.Figure([_points(rows[~best], "beaten", _DOMINATED, 7, unit), _steps(rows[best])])
     colors = dict(zip(sorted(table["family"].unique()), qualitative.Dark24, strict=False))
     for name, each in rows[best].groupby("family", sort=False):
         fig.add_trace(_points(each, str(name), colors[name], 11, unit))
@@ -113,12 +115,14 @@ def _points(rows: pd.DataFrame, name: str, color: str, size_px: int, unit: str) 
 
 def _steps(rows: pd.DataFrame) -> go.Scatter:
     look = {"color": "#888888", "width": 1.5, "shape": "hv"}
-    return go.Scatter(
-        name="none better in both", x=rows["peak"], y=rows["makespan_ms"], mode="lines", line=look, hoverinfo="skip"
-    )
+    return go.Scatter(name="beaten by none", x=rows["peak"], y=rows["makespan_ms"], mode="lines", line=look, hoverinfo="skip")
 
 
 def _label(row: dict[Any, Any]) -> str:
-    options = "".join(f", {key}={value}" for key, value in (row.get("options") or {}).items())
+    given = row.get("options")
+    if isinstance(given, Mapping):
+        options = "".join(f", {key}={value}" for key, value in given.items())
+    else:  # of a table of one's own: text, or nothing
+        options = f", {given}" if isinstance(given, str) and given else ""
     stages = f", {row['chunks_per_rank']} stages a rank" if row.get("chunks_per_rank", 1) != 1 else ""
     return f"<b>{row['family']}</b>{stages}{options}<br>{row['slicing']}"

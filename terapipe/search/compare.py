@@ -64,7 +64,7 @@ def compare_slicings(
     n_microbatches : int
         Microbatches in a step, of one sequence each.
     schedule : str
-        Family that makespan_ms is simulated with.
+        Family that makespan_ms is simulated with, of one stage a rank, as `cost` is of one stage.
     granularity_tokens, min_slice_tokens, objective
         Of the slicing DP; see `optimal_slicing`.
 
@@ -87,7 +87,7 @@ def compare_slicings(
         For sizes that do not fit, what is no cost, slicing or model, slicings of another step, or
         where "optimal" has no answer.
     ScheduleError
-        For an unknown family.
+        For an unknown family, or one of more stages a rank.
 
     Examples
     --------
@@ -98,11 +98,10 @@ def compare_slicings(
     {'optimal': 0.0, 'whole': 1.0, 'uniform 2': 1.14, 'uniform 4': 0.61, 'uniform 8': 0.23, 'uniform 16': 0.09}
     """
     _check_types(cost, slicings, model)
+    _check_family(schedule)
     setting = _Setting(seq_tokens, n_ranks, n_microbatches, granularity_tokens, min_slice_tokens, objective)
     given = {name: setting.read(name, slicing) for name, slicing in (slicings or {}).items()}
     plan = setting.plan(cost)
-    if schedule not in FAMILIES:
-        raise ScheduleError(unknown_name("schedule", schedule, FAMILIES))
     truths = [_mistaken(cost, own, context) for own, context in product((1 - COST_ERROR, 1 + COST_ERROR), repeat=2)]
     bounds_ms = [plan.lower_bound_ms, *(setting.plan(truth).lower_bound_ms for truth in truths)]
     rows = []
@@ -133,6 +132,17 @@ def _check_types(cost: object, slicings: object, model: object) -> None:
         raise SlicingError(f"slicings={slicings!r}: needs {{name: Slicing or notation}}, e.g. {{'mine': '[(1, [512, 512])]'}}.")
     if not isinstance(model, ModelConfig | None):
         raise ConfigError(f"model={model!r}: needs a ModelConfig, e.g. ModelConfig.preset('tour').")
+
+
+def _check_family(name: object) -> None:
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ScheduleError(unknown_name("schedule", name, FAMILIES))
+    chunks = FAMILIES[name].chunks
+    if chunks != 1:
+        raise ScheduleError(
+            f"schedule={name!r}: {name} places {chunks} stages on each rank, and cost is of one stage, so that its step would "
+            f"be that of {chunks} times as many layers. Use a family of 1 stage a rank, such as 'seq1f1b', or tp.best_schedule."
+        )
 
 
 @dataclass(frozen=True)

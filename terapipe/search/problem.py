@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from terapipe.cost import CostModel, MemoryModel, as_times
-from terapipe.errors import CostError, SlicingError, as_number, check_integer
+from terapipe.errors import CostError, ScheduleError, SlicingError, as_number, check_integer, unknown_name
+from terapipe.schedule import FAMILIES
 from terapipe.search.replay import Floats, Indices
 from terapipe.slicing import MicrobatchSlices, Slicing, SlicingPlan, optimal_slicing
 from terapipe.slicing.tables import Grid
@@ -32,8 +33,30 @@ class Problem:
             raise CostError(f"cost={self.cost!r}: needs one CostModel, of one stage; the stages are alike.")
         for name in ("n_ranks", "n_microbatches"):
             check_integer(name, getattr(self, name), 1, SlicingError)
+        self._check_family()
         self._check_counts()
         self._check_cap()
+
+    def _check_family(self) -> None:
+        """Refuse what `search.replay` does not time."""
+        if not isinstance(self.family, str) or self.family not in FAMILIES:
+            raise ScheduleError(unknown_name("schedule", self.family, FAMILIES))
+        family = FAMILIES[self.family]
+        remedy = "tp.best_schedule, which simulates every family that trains, or search for 'seq1f1b'"
+        if family.kinds == "F":
+            why, remedy = "runs forwards alone", "tp.compare_slicings(…, schedule='forward-only'), or search for 'seq1f1b'"
+        elif family.kinds != "FB":
+            why = "runs the halves of the backward apart"
+        elif family.chunks != 1:
+            why = f"places {family.chunks} stages on each rank"
+        elif family.options:
+            why = f"needs the option {', '.join(family.options)}"
+        else:
+            return
+        raise ScheduleError(
+            f"schedule={self.family!r}: {self.family} {why}, and a search for slicings times forwards and full backwards "
+            f"with one stage a rank. Use {remedy}."
+        )
 
     def _check_counts(self) -> None:
         for name in ("n_slices", "max_slices"):

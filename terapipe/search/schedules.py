@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from terapipe.cost import CostModel, MemoryModel
-from terapipe.cost.model import Numbers, Times
+from terapipe.cost import CostModel, MemoryModel, StageShare, as_times
 from terapipe.errors import CostError, ScheduleError, check_integer, unknown_name
 from terapipe.schedule import FAMILIES, Graph, Schedule, build_schedule
-from terapipe.schedule.graph import B_CODE, F_CODE, W_CODE
+from terapipe.schedule.graph import B_CODE, F_CODE, I_CODE, W_CODE
 from terapipe.search.candidates import equal_time_start, prefix_ms, program_starts, slice_counts, uniform_start
 from terapipe.search.problem import Problem
+from terapipe.search.replay import Indices
 from terapipe.simulator import simulate
 from terapipe.slicing import Slicing
 from terapipe.slicing.tables import Grid
@@ -41,7 +41,7 @@ def best_schedule(
     n_microbatches: int = 1,
     memory: MemoryModel | None = None,
     memory_cap_bytes: float | None = None,
-    families: Sequence[str] = TRAINING,
+    families: Sequence[str] | str = TRAINING,
     *,
     chunks_per_rank: Sequence[int] = (1, 2),
     granularity_tokens: int = 1,
@@ -57,8 +57,9 @@ def best_schedule(
     Parameters
     ----------
     cost : CostModel
-        Of one rank's layers. A rank with v stages runs each in 1/v of that, an assumption that
-        flatters many stages where a slice has a cost of its own (launching kernels).
+        Of one rank's layers. A rank with v stages runs each in 1/v of that (`StageShare`), an
+        assumption that flatters many stages where a slice has a cost of its own (launching kernels).
+        Where its weight_ms is more than its backward_ms, what runs the halves apart is left out.
     seq_tokens, n_ranks, n_microbatches : int
         Tokens of a sequence, pipeline ranks, microbatches in a step.
     memory : MemoryModel, optional
@@ -66,7 +67,7 @@ def best_schedule(
         n_layers=… of a rank's layers. What cannot be cut into so many stages is left out.
     memory_cap_bytes : float, optional
         Leaves out what needs more on any rank. The others stay as they are.
-    families : list of str
+    families : list of str, or one
         Default: all that train.
     chunks_per_rank : list of int
         Stages a rank to try, for families that take any number.
@@ -85,7 +86,8 @@ def best_schedule(
     Raises
     ------
     ScheduleError
-        For an unknown family, where none can run, or none fits the cap: the least need is named.
+        For an unknown family, one of forwards alone, where none can run, or none fits the cap: the
+        least need is named.
     CostError, SlicingError
         For a cap without a memory model, and sizes that do not fit.
 
@@ -98,21 +100,34 @@ def best_schedule(
     >>> best["family"], best["slicing"], float(best["makespan_ms"])
     ('seq1f1b', '[(1, [205] * 4 + [204])] * 2', 163.828125)
     """
-    for name in families:
-        if name not in FAMILIES:
-            raise ScheduleError(unknown_name("schedule", name, FAMILIES))
+    families = _checked(families)
     chunk_counts = sorted({check_integer("chunks_per_rank", each, 1, ScheduleError) for each in chunks_per_rank})
     grid = Grid(seq_tokens, granularity_tokens, min_slice_tokens)
     problem = Problem(cost, grid, n_ranks, n_microbatches, "terapipe", None, max_slices, memory, memory_cap_bytes)
     cuts = _cuts(problem)
-    candidates = [each for name in dict.fromkeys(families) for each in _candidates(problem, name, cuts, chunk_counts)]
+    candidates = [each for name in families for each in _candidates(problem, name, cuts, chunk_counts)]
     if not candidates:
-        raise ScheduleError(f"none of {list(families)} can run {n_microbatches} microbatches on {n_ranks} ranks.")
+        raise ScheduleError(f"none of {families} can run {n_microbatches} microbatches on {n_ranks} ranks.")
     rows = [each.measure(problem) for each in tqdm(candidates, unit="schedule", delay=2, leave=False)]
-    table = pd.DataFrame([row for row in rows if row is not None], columns=COLUMNS)
+    table = pd.DataFrame([row for row in rows if not isinstance(row, str)], columns=COLUMNS)
     if table.empty:
-        raise ScheduleError("every candidate has a slice of infinite cost. Allow other lengths, or a finite cost.")
+        reasons = dict.fromkeys(row for row in rows if isinstance(row, str))
+        raise ScheduleError(f"every candidate is left out: {' '.join(reasons)}")
     return _ranked(table, memory_cap_bytes)
+
+
+def _checked(families: Sequence[str] | str) -> list[str]:
+    """The names, each once; refused where one is unknown or does not train."""
+    names = list(dict.fromkeys([families] if isinstance(families, str) else families))
+    for name in names:
+        if name not in FAMILIES:
+            raise ScheduleError(unknown_name("schedule", name, FAMILIES))
+        if FAMILIES[name].kinds == "F":
+            raise ScheduleError(
+                f"families={names}: {name} runs forwards alone, which is no training step to rank beside others. "
+                "Leave it out; simulate it by itself (build_schedule and simulate)."
+            )
+    return names
 
 
 def _ranked(table: pd.DataFrame, cap: float | None) -> pd.DataFrame:
@@ -143,14 +158,13 @@ class _Candidate:
     schedule: Schedule
     memory: MemoryModel | None
 
-    def measure(self, problem: Problem) -> tuple[Any, ...] | None:
-        """Its row, None where a slice is forbidden."""
-        slicing = self.cut.slicing
-        forward, backward = problem.times_ms(np.array([slicing.microbatches[0].slice_tokens]))
-        if not np.isfinite(forward + backward).all():
-            return None
-        schedule = self.schedule
-        timeline = simulate(schedule, _Share(problem.cost, self.chunks))
+    def measure(self, problem: Problem) -> tuple[Any, ...] | str:
+        """Its row, or why it has none: a forbidden slice, or halves of the backward that cannot be."""
+        slicing, schedule = self.cut.slicing, self.schedule
+        wrong = _find_wrong(problem, np.array(slicing.microbatches[0].slice_tokens), schedule.graph)
+        if wrong:
+            return wrong
+        timeline = simulate(schedule, StageShare(problem.cost, self.chunks))
         return (
             *(self.family, self.chunks, dict(self.options), self.cut.method, self.cut.n_slices, str(slicing)),
             *(timeline.makespan_ms, timeline.bubble_fraction, _peak_activations(schedule.graph, self.chunks)),
@@ -159,31 +173,19 @@ class _Candidate:
         )
 
 
-class _Share(CostModel):
-    """One of `n_parts` equal stages that a rank's layers are cut into."""
-
-    def __init__(self, whole: CostModel, n_parts: int) -> None:
-        self.whole, self.n_parts = whole, n_parts
-
-    def forward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """See the class."""
-        return self.whole.forward_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
-
-    def backward_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """See the class."""
-        return self.whole.backward_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
-
-    def weight_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """See the class."""
-        return self.whole.weight_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
-
-    def input_ms(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Times:
-        """See the class."""
-        return self.whole.input_ms(slice_tokens, context_tokens, n_sequences) / self.n_parts
-
-    def is_extrapolated(self, slice_tokens: Numbers, context_tokens: Numbers, n_sequences: Numbers = 1) -> Any:
-        """See the class."""
-        return self.whole.is_extrapolated(slice_tokens, context_tokens, n_sequences)
+def _find_wrong(problem: Problem, lengths: Indices, graph: Graph) -> str:
+    """What keeps a slicing's costs from being simulated; "" for nothing."""
+    cost, contexts = problem.cost, lengths.cumsum() - lengths
+    times = [*problem.times_ms(lengths[np.newaxis])]
+    if np.isin(graph.kind, (I_CODE, W_CODE)).any():
+        times.append(as_times(cost.weight_ms(lengths, contexts, 1), lengths, contexts))
+        try:  # all else that the cost model may refuse, it has refused above
+            times.append(as_times(cost.input_ms(lengths, contexts, 1), lengths, contexts))
+        except CostError as error:
+            return str(error)
+    if not all(np.isfinite(each).all() for each in times):
+        return "a slice has an infinite cost. Allow other lengths, or a finite cost."
+    return ""
 
 
 def _cuts(problem: Problem) -> dict[int, list[_Cut]]:

@@ -103,8 +103,8 @@ def search_slicing(
     seq_tokens, n_ranks, n_microbatches : int
         Tokens of a sequence, pipeline ranks, microbatches in a step.
     schedule : str
-        A family of forwards and full backwards with one stage a rank; families of whole
-        microbatches leave only the whole slice.
+        A family of forwards and full backwards with one stage a rank and without options; families
+        of whole microbatches leave only the whole slice.
     memory, memory_cap_bytes : MemoryModel and float, optional
         With a cap no rank's peak (`memory.peak_bytes`) is above it.
     n_slices : int, optional
@@ -121,7 +121,7 @@ def search_slicing(
     SlicingError
         For sizes that do not fit, where every slicing is forbidden, or needs more than the cap.
     ScheduleError
-        For an unknown family, or one that runs no such slicings.
+        For an unknown family, one of another kind (use `best_schedule`), or one that runs no such slicings.
     CostError
         For a cap without a memory model, or a question the cost model cannot answer.
 

@@ -29,7 +29,7 @@ class RunSpec:
         A list is cycled over the steps, whose lengths may then differ.
     schedule : str or Schedule
         A family's name, or a schedule built or typed for exactly this slicing. One of forwards alone
-        evaluates: it makes losses, and updates nothing.
+        evaluates: it makes losses, drops nothing (`model.dropout`), and updates nothing.
     n_ranks : int
         Processes.
     chunks_per_rank : int, optional
@@ -51,7 +51,8 @@ class RunSpec:
         Needed by "emulated": of every stage, or one a stage.
     link : Link or {(source rank, target rank): Link}, optional
         A slower network to try on one machine: a message counts as arrived no earlier than over such
-        a link. What the machine's own transport takes comes on top where it is longer.
+        a link. What the machine's own transport takes comes on top where it is longer. The run's source says
+        "link given".
     directory : path, optional
         New run directory; default: a new one under `runs/`.
     stage : str or class, optional

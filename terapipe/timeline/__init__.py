@@ -5,16 +5,18 @@ from terapipe.timeline.inputs import input_ends
 from terapipe.timeline.match import match
 from terapipe.timeline.memory import MEMORY_COLUMNS
 from terapipe.timeline.path import name_blockers
-from terapipe.timeline.step import Step
-from terapipe.timeline.table import (
-    COLUMNS,
+from terapipe.timeline.sources import (
     EMULATED,
     EMULATED_EXTRAPOLATED,
+    LINK_GIVEN,
     MEASURED,
     REPLAYED,
     SIMULATED,
     SIMULATED_EXTRAPOLATED,
+    replayed,
 )
+from terapipe.timeline.step import Step
+from terapipe.timeline.table import COLUMNS
 from terapipe.timeline.timeline import Timeline
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "COLUMNS",
     "EMULATED",
     "EMULATED_EXTRAPOLATED",
+    "LINK_GIVEN",
     "MEASURED",
     "MEMORY_COLUMNS",
     "REPLAYED",
@@ -32,4 +35,5 @@ __all__ = [
     "input_ends",
     "match",
     "name_blockers",
+    "replayed",
 ]

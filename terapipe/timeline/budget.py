@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from terapipe.errors import CostError
-from terapipe.timeline.compute import Costs, alone_ms, whole_ratio
+from terapipe.timeline.compute import Costs, alone_ms, check_contention, whole_ratio
 from terapipe.timeline.step import Numbers, Step
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ BUDGET = (
 
 def find_budget(timeline: "Timeline", cost: Costs | None, contention: float | None) -> pd.Series:
     """`Timeline.budget`: shares are means over measured steps, times n_ranks × the median makespan."""
+    if contention is not None:
+        check_contention(contention)  # also where a simulation knows better
     rows = timeline.measured
     alone = _alone(timeline, rows, contention)
     ratio = _ratio(timeline, rows, cost)

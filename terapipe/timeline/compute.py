@@ -20,11 +20,23 @@ def alone_ms(rows: pd.DataFrame, contention: float) -> "pd.Series[float]":
     CostError
         For a contention that is not a finite number ≥ 1.
     """
+    slowdown = check_contention(contention)
+    steps = [_work_done(step, slowdown) for _, step in rows.groupby("step")]
+    return pd.concat(steps).reindex(rows.index)
+
+
+def check_contention(contention: float) -> float:
+    """The contention itself.
+
+    Raises
+    ------
+    CostError
+        For one that is not a finite number ≥ 1.
+    """
     slowdown = as_number(contention)
     if not 1 <= slowdown < np.inf:
         raise CostError(f"contention={contention!r}: needs a finite number ≥ 1.")
-    steps = [_work_done(step, slowdown) for _, step in rows.groupby("step")]
-    return pd.concat(steps).reindex(rows.index)
+    return slowdown
 
 
 def _work_done(rows: pd.DataFrame, contention: float) -> "pd.Series[float]":

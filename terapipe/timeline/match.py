@@ -4,6 +4,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from terapipe.errors import TimelineError
@@ -12,6 +13,7 @@ from terapipe.schedule.graph import NEIGHBOUR_STAGE
 from terapipe.timeline.step import Indices, Numbers, Step
 
 _HALVES = (Kind.I, Kind.W)
+_ROUNDING = 1e-9  # of the step: shorter gaps are sums of floats that round
 
 
 class Matched(NamedTuple):
@@ -19,13 +21,15 @@ class Matched(NamedTuple):
 
     `rows` are the timeline's, with rank and kind those of the schedule. `lag_ms` is an action's own where
     its message went between the same two ranks, else the median lag of these two, else of all. `gap_ms`
-    is the step's median gap, the same for all.
+    is the step's median gap, the same for all. A simulated step has no gaps but for sends that block their
+    rank: there `blocks_sender` says which do, and gaps are 0.
     """
 
     rows: pd.DataFrame
     duration_ms: Numbers
     lag_ms: Numbers
     gap_ms: Numbers
+    blocks_sender: npt.NDArray[np.bool_]
 
 
 def match(step: Step, schedule: Schedule) -> Matched:
@@ -49,9 +53,9 @@ def match(step: Step, schedule: Schedule) -> Matched:
     sizes = step.rows.groupby(["microbatch", "slice"])["n_bytes"].transform("max").to_numpy()[first]
     rows = rows.assign(rank=graph.rank, kind=kinds, n_bytes=np.where(graph.crosses, sizes, 0))
     waits = step.gap_ms[step.blocker >= 0]
-    gap = float(np.median(waits)) if len(waits) else 0.0
+    gap = float(np.median(waits)) if len(waits) and not step.is_simulated else 0.0
     durations = np.array([step.duration_ms[list(places)].sum() for places in found])
-    return Matched(rows, durations, _lags(step, graph, first), np.full(graph.n_actions, gap))
+    return Matched(rows, durations, _lags(step, graph, first), np.full(graph.n_actions, gap), _blocks(step, graph))
 
 
 def _find(action: Action, recorded: dict[Action, int]) -> tuple[int, ...]:
@@ -110,3 +114,23 @@ def _lags(step: Step, graph: Graph, first: Indices) -> Numbers:
     between = np.array([by_pair.get(pair, of_all) for pair in zip(graph.rank.tolist(), graph.receiver.tolist(), strict=True)])
     same = (step.graph.rank[first] == graph.rank) & (target[first] == graph.receiver)
     return np.where(graph.crosses, np.where(same, step.lag_ms[first], between), 0.0)
+
+
+def _blocks(step: Step, graph: Graph) -> npt.NDArray[np.bool_]:
+    """`Matched.blocks_sender`: where a send of a simulated step held its rank, and where none let it go before arriving."""
+    recorded = step.graph
+    sender = np.flatnonzero(recorded.crosses[:-1] & (recorded.step[1:] > 0))
+    start, end = (step.rows[name].to_numpy(np.float64) for name in ("start_ms", "end_ms"))
+    rounding = _ROUNDING * float(end.max() - step.begin_ms)
+    holding = _pairs(recorded, sender[step.gap_ms[sender + 1] > rounding])
+    if not step.is_simulated or not holding:
+        return np.zeros(graph.n_actions, dtype=bool)
+    let_go = _pairs(recorded, sender[start[sender + 1] < end[sender] + step.lag_ms[sender] - rounding]) - holding
+    pairs = zip(graph.rank.tolist(), graph.receiver.tolist(), strict=True)
+    blocks: npt.NDArray[np.bool_] = graph.crosses & np.array([pair not in let_go for pair in pairs])
+    return blocks
+
+
+def _pairs(graph: Graph, sender: Indices) -> set[tuple[int, int]]:
+    """The ranks between which the messages of some actions go."""
+    return set(zip(graph.rank[sender].tolist(), graph.receiver[sender].tolist(), strict=True))

@@ -17,12 +17,13 @@ from terapipe.schedule import Action, Graph, Kind, Starts, Transfers, earliest_s
 from terapipe.schedule.graph import KINDS, NEIGHBOUR_STAGE
 from terapipe.slicing import MicrobatchSlices, Slicing
 from terapipe.timeline.inputs import input_rows
+from terapipe.timeline.sources import MODELLED, REPLAYED, SIMULATED
 
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 # Their `ready_ms` is when the input was there. Of what really ran it is when the rank had it in hand, and a
 # rank looks only when it needs it.
-_MODELLED = ("simulated", "replayed")
+_KNOWS_ARRIVALS = (SIMULATED, REPLAYED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Step:
         free = np.where(first, -np.inf, np.roll(end, 1))
         lag = _lags(graph, rows, free)
         blocker, latest = _latest(graph, end, lag, free)
-        if _all_from(rows, "simulated"):  # a modelled rank that has its inputs waits for its own sends only
+        if _all_from(rows, *MODELLED):  # a modelled rank that has its inputs waits for its own sends only
             sends = ~first & (start > rows["ready_ms"].to_numpy(np.float64))
             blocker = np.where(sends, np.arange(len(rows)) - 1, blocker)
         alone = ~np.isfinite(latest)
@@ -94,8 +95,8 @@ class Step:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its times are the simulator's own, which leave no gap but for sends."""
-        return _all_from(self.rows, "simulated")
+        """Whether its times are the simulator's own, also replayed, which leave no gap but for sends that block."""
+        return _all_from(self.rows, *MODELLED)
 
     def run(self, duration_ms: Numbers, lag_ms: Numbers, gap_ms: Numbers) -> Starts:
         """The step with other times, from 0 on: every action as early as its order, inputs and gap allow."""
@@ -161,7 +162,7 @@ def _lags(graph: Graph, rows: pd.DataFrame, free: Numbers) -> Numbers:
     # A table without ready_ms says nothing of messages: all of the wait is a gap.
     in_hand = np.fmin(np.nan_to_num(ready[receiver], nan=-np.inf), start[receiver])
     bound = np.maximum(in_hand - end[sender], 0.0)
-    waited = in_hand > free[receiver] if _all_from(rows, *_MODELLED) else end[sender] >= free[receiver]
+    waited = in_hand > free[receiver] if _all_from(rows, *_KNOWS_ARRIVALS) else end[sender] >= free[receiver]
     pairs = pd.DataFrame({"from": graph.rank[sender], "to": graph.rank[receiver], "bound": bound, "waited": waited})
     by_pair = pairs.assign(lag=pairs["bound"].where(pairs["waited"])).groupby(["from", "to"])
     typical = by_pair["lag"].transform("median").fillna(by_pair["bound"].transform("min")).to_numpy(np.float64)

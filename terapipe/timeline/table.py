@@ -1,4 +1,4 @@
-"""What a timeline's table must have: its columns, where its times may come from, and what is filled in."""
+"""What a timeline's table must have: its columns, and what is filled in."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,12 +14,6 @@ COLUMNS = [
     *("n_sequences", "slice_tokens", "context_tokens"),
     *("start_ms", "end_ms", "ready_ms", "blocked_by", "n_bytes"),
 ]
-SIMULATED = "simulated"
-SIMULATED_EXTRAPOLATED = "simulated, extrapolated"  # with costs of slices beyond what was measured
-EMULATED = "emulated"
-EMULATED_EXTRAPOLATED = "emulated, extrapolated"
-MEASURED = "measured"
-REPLAYED = "replayed"  # measured durations in another order; ", emulated" or ", simulated" after it where they are that
 REQUIRED = ("rank", "kind", "microbatch", "slice", "start_ms", "end_ms")
 _KINDS = ("F", "B", "I", "W")
 

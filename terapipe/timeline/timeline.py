@@ -16,7 +16,8 @@ from terapipe.timeline.budget import find_budget
 from terapipe.timeline.compute import Costs
 from terapipe.timeline.memory import count_held, count_units, find_peak_bytes
 from terapipe.timeline.path import find_path
-from terapipe.timeline.table import SIMULATED, SIMULATED_EXTRAPOLATED, check_table, fill_in
+from terapipe.timeline.sources import SIMULATED, SIMULATED_EXTRAPOLATED
+from terapipe.timeline.table import check_table, fill_in
 
 Table = pd.DataFrame | Callable[[], pd.DataFrame]
 
@@ -39,7 +40,8 @@ class Timeline:
     ----------
     frame : DataFrame
         source ("simulated" or "emulated", either with ", extrapolated", "measured", "given", or "replayed",
-        with ", simulated" and so on after it where durations are not measured), step,
+        with ", simulated" and so on after it where durations are not measured; ", link given" last where
+        the messages of a run waited for the link of its spec), step,
         rank, stage, kind, microbatch, slice, n_sequences, slice_tokens, context_tokens, start_ms,
         end_ms, ready_ms (when the last input was there; measured: no later than), blocked_by (text
         of the action that it waited for last), n_bytes (message sent on).

@@ -84,7 +84,10 @@ def _check_options(family: Family, options: Mapping[str, int]) -> None:
         raise ScheduleError(f"{key}={options[key]!r}: {family.name} has no options. Leave it out.{hint}")
     for key, meaning in family.options.items():
         if key not in options:
-            raise ScheduleError(f"{family.name} needs the option {key}: {meaning}.")
+            raise ScheduleError(
+                f"{family.name} needs the option {key}: {meaning}. Give it: build_schedule({family.name!r}, …, {key}=…), "
+                "and pass that Schedule where a family's name is not enough (RunSpec(schedule=…), sweep)."
+            )
 
 
 def _name_nearest(family: Family, pipeline: Pipeline) -> str:
