@@ -18,6 +18,7 @@ from terapipe.timeline import (
     SIMULATED_EXTRAPOLATED,
     Step,
     Timeline,
+    check_contention,
     match,
     replayed,
 )
@@ -68,8 +69,7 @@ def simulate(
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{schedule!r} is not a schedule; build one with build_schedule or Schedule.from_orders.")
     check_links(link)
-    if not 1 <= as_number(contention) < np.inf:
-        raise CostError(f"contention={contention!r}: needs a finite number ≥ 1.")
+    check_contention(contention)
     if not 0 <= as_number(bytes_per_token) < np.inf:
         raise CostError(f"bytes_per_token={bytes_per_token!r}: needs a finite number ≥ 0.")
     if memory is not None and not isinstance(memory, MemoryModel):

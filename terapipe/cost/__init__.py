@@ -2,7 +2,7 @@
 
 from terapipe.cost.device import Device
 from terapipe.cost.linear import LinearContextCost
-from terapipe.cost.link import Link, Links, are_links, check_links, describe_links, find_link, read_links
+from terapipe.cost.link import Link, Links, check_links, describe_links, find_link, read_links
 from terapipe.cost.memory import MemoryModel
 from terapipe.cost.model import CallableCost, CostModel, as_times
 from terapipe.cost.profile import Profile
@@ -24,7 +24,6 @@ __all__ = [
     "StageShare",
     "TableCost",
     "TransferCost",
-    "are_links",
     "as_times",
     "check_links",
     "describe_links",

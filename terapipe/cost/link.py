@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from terapipe.errors import CostError, as_number
+from terapipe.errors import CostError, TerapipeError, as_number
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Link:
 Links = Link | Mapping[tuple[int, int], Link]
 
 
-def are_links(given: object) -> bool:
+def _are_links(given: object) -> bool:
     """Whether this is a Link, or {(source rank, target rank): Link}."""
     if not isinstance(given, Mapping):
         return isinstance(given, Link)
@@ -51,16 +51,10 @@ def are_links(given: object) -> bool:
     return pairs_are_pairs and all(isinstance(each, Link) for each in given.values())
 
 
-def check_links(given: object) -> None:
-    """Refuse what is neither None nor `Links`.
-
-    Raises
-    ------
-    CostError
-        With the value.
-    """
-    if given is not None and not are_links(given):
-        raise CostError(f"link={given!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
+def check_links(given: object, error: type[TerapipeError] = CostError) -> None:
+    """Refuse what is neither None nor `Links`, with its value."""
+    if given is not None and not _are_links(given):
+        raise error(f"link={given!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
 
 
 def find_link(links: Links, source: int, target: int) -> Link:

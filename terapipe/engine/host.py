@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -102,3 +103,8 @@ def sharpen_timer() -> None:
     """Ask Linux to wake this thread on time: its timers may be 50 µs late by default."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, in nanoseconds
+
+
+def sleep_until(moment_ns: int) -> None:
+    """Sleep until a moment of perf_counter."""
+    time.sleep(max(0.0, (moment_ns - time.perf_counter_ns()) / 1e9))

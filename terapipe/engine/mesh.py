@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from terapipe.engine.host import pin, unpinned
+from terapipe.engine.host import pin, sleep_until, unpinned
 from terapipe.errors import RunError
 
 TIMEOUT = timedelta(minutes=10)  # a dead rank is noticed in seconds by its launcher; this is the last resort
@@ -105,7 +105,7 @@ class Mesh:
         with peers_needed():
             dist.broadcast(start, src=0)
         origin = int(start)
-        time.sleep(max(0.0, (origin - time.perf_counter_ns()) / 1e9))
+        sleep_until(origin)
         return origin
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import time
 import torch
 
 from terapipe.cost import Links, find_link
-from terapipe.engine.host import sharpen_timer
+from terapipe.engine.host import sharpen_timer, sleep_until
 from terapipe.engine.mesh import Mesh
 from terapipe.errors import RunError
 
@@ -40,8 +40,3 @@ class Network:
         """Without overlap the sender is busy until its message has arrived."""
         if not find_link(self.links, self.rank, target).overlap:
             sleep_until(int(stamp))
-
-
-def sleep_until(moment_ns: int) -> None:
-    """Sleep until a moment of perf_counter."""
-    time.sleep(max(0.0, (moment_ns - time.perf_counter_ns()) / 1e9))

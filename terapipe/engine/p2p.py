@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from terapipe.cost import Links
+from terapipe.engine.host import sleep_until
 from terapipe.engine.mesh import Mesh, peers_needed
-from terapipe.engine.network import Network, sleep_until
+from terapipe.engine.network import Network
 from terapipe.schedule import Action, Kind, Schedule
 
 POSTED_AHEAD = 4  # receives waiting on one channel: enough to hide a message

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from terapipe.cost import CostModel, Links, are_links, describe_links
+from terapipe.cost import CostModel, Links, check_links, describe_links
 from terapipe.errors import CostError, ScheduleError, SpecError, as_number, check_integer
 from terapipe.experiment.rows import Row
 from terapipe.schedule import Schedule, build_schedule
@@ -56,8 +56,7 @@ class SimulationCell:
             raise SpecError(f"schedule={self.schedule!r}: needs a family's name or a Schedule.")
         if not isinstance(self.slicing, Slicing | str | None):
             raise SpecError(f"slicing={self.slicing!r}: needs a Slicing, or its notation like '[(1, [1024, 1024])]'.")
-        if not (self.link is None or are_links(self.link)):
-            raise SpecError(f"link={self.link!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
+        check_links(self.link, SpecError)
 
     @cached_property
     def cut(self) -> Slicing:

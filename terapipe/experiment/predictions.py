@@ -103,8 +103,7 @@ def shortest_tokens(specs: Sequence[RunSpec]) -> int:
 
 def splits_backward(specs: Sequence[RunSpec]) -> bool:
     """Whether the schedule of any spec runs a backward in two halves."""
-    orders = [order for spec in specs for schedule in spec.schedules for order in schedule.orders]
-    return any(action.kind is Kind.W for order in orders for action in order)
+    return any(Kind.W in schedule.kinds for spec in specs for schedule in spec.schedules)
 
 
 def layer_cut(spec: RunSpec) -> LayerCut:

@@ -33,11 +33,10 @@ def one_step(timeline: Timeline, step: int | None) -> tuple[Timeline, str]:
     available = sorted(int(each) for each in steps.unique())
     if step is not None and step not in available:
         raise TimelineError(f"no step {step!r} in this timeline; available: {', '.join(map(str, available))}.")
-    by_makespan = timeline.steps["makespan_ms"].sort_values(kind="stable").index
-    chosen = by_makespan[(len(by_makespan) - 1) // 2] if step is None else step
+    chosen = timeline.median_step if step is None else step
     note = "" if len(available) == 1 else f"step {chosen}"
-    if step is None and len(by_makespan) > 1:
-        note += f", the median of {len(by_makespan)}"
+    if step is None and len(timeline.steps) > 1:
+        note += f", the median of {len(timeline.steps)}"
     return Timeline(timeline.frame[steps == chosen], lambda: timeline.memory[timeline.memory["step"] == chosen]), note
 
 

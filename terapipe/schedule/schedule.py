@@ -8,7 +8,7 @@ from pathlib import Path
 
 from terapipe.errors import ScheduleError
 from terapipe.schedule import edit, torch_csv
-from terapipe.schedule.action import COMPUTE, Action
+from terapipe.schedule.action import COMPUTE, Action, Kind
 from terapipe.schedule.diff import ScheduleDiff, compare_orders
 from terapipe.schedule.graph import Graph
 from terapipe.schedule.grid import format_around, format_grid
@@ -90,6 +90,11 @@ class Schedule:
                 f"\n{format_around(self.orders, [(rank, step)])}"
             )
         return tuple(homes[stage] for stage in range(self.n_stages))
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of its actions: with W it splits backwards, with F alone it trains nothing."""
+        return frozenset(action.kind for order in self.orders for action in order)
 
     @property
     def chunks_per_rank(self) -> int:

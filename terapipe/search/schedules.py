@@ -14,9 +14,9 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from terapipe.cost import CostModel, MemoryModel, StageShare, as_times
+from terapipe.cost.held import find_changes, running_sums
 from terapipe.errors import CostError, ScheduleError, check_integer, unknown_name
-from terapipe.schedule import FAMILIES, Graph, Schedule, build_schedule
-from terapipe.schedule.graph import B_CODE, F_CODE, I_CODE, W_CODE
+from terapipe.schedule import FAMILIES, Kind, Schedule, build_schedule
 from terapipe.search.candidates import equal_time_start, prefix_ms, program_starts, slice_counts, uniform_start
 from terapipe.search.problem import Problem
 from terapipe.search.replay import Indices
@@ -161,23 +161,23 @@ class _Candidate:
     def measure(self, problem: Problem) -> tuple[Any, ...] | str:
         """Its row, or why it has none: a forbidden slice, or halves of the backward that cannot be."""
         slicing, schedule = self.cut.slicing, self.schedule
-        wrong = _find_wrong(problem, np.array(slicing.microbatches[0].slice_tokens), schedule.graph)
+        wrong = _find_wrong(problem, np.array(slicing.microbatches[0].slice_tokens), schedule)
         if wrong:
             return wrong
         timeline = simulate(schedule, StageShare(problem.cost, self.chunks))
         return (
             *(self.family, self.chunks, dict(self.options), self.cut.method, self.cut.n_slices, str(slicing)),
-            *(timeline.makespan_ms, timeline.bubble_fraction, _peak_activations(schedule.graph, self.chunks)),
+            *(timeline.makespan_ms, timeline.bubble_fraction, _peak_activations(schedule, self.chunks)),
             np.nan if self.memory is None else float(self.memory.peak_bytes(schedule).max()),
             timeline.source == SIMULATED_EXTRAPOLATED,
         )
 
 
-def _find_wrong(problem: Problem, lengths: Indices, graph: Graph) -> str:
+def _find_wrong(problem: Problem, lengths: Indices, schedule: Schedule) -> str:
     """What keeps a slicing's costs from being simulated; "" for nothing."""
     cost, contexts = problem.cost, lengths.cumsum() - lengths
     times = [*problem.times_ms(lengths[np.newaxis])]
-    if np.isin(graph.kind, (I_CODE, W_CODE)).any():
+    if Kind.W in schedule.kinds:
         times.append(as_times(cost.weight_ms(lengths, contexts, 1), lengths, contexts))
         try:  # all else that the cost model may refuse, it has refused above
             times.append(as_times(cost.input_ms(lengths, contexts, 1), lengths, contexts))
@@ -238,9 +238,8 @@ def _options(problem: Problem, name: str, n_slices: int, chunks: int) -> list[di
     return [{"max_in_flight": int(cap)} for cap in np.unique(np.geomspace(least, most, N_CAPS).round())]
 
 
-def _peak_activations(graph: Graph, chunks: int) -> float:
+def _peak_activations(schedule: Schedule, chunks: int) -> float:
     """Most tokens that a rank holds from F to B or W, ÷ those of a microbatch on all of its stages."""
-    tokens = graph.slicing.units[:, 2][graph.unit]
-    change = np.where(graph.kind == F_CODE, tokens, np.where((graph.kind == B_CODE) | (graph.kind == W_CODE), -tokens, 0))
-    held = np.cumsum(change)  # a rank holds nothing at its end, so that the next starts from 0
+    graph, changes = schedule.graph, find_changes(schedule.orders)
+    held = running_sums(changes.rank, changes.units * graph.slicing.units[:, 2][graph.unit])
     return float(held.max() / (graph.slicing.seq_tokens * chunks))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from terapipe.config import ModelConfig
-from terapipe.cost import CostModel, Link, are_links, find_link
+from terapipe.cost import CostModel, Link, check_links, find_link
 from terapipe.errors import ScheduleError, SlicingError, SpecError, check_integer, unknown_name
 from terapipe.schedule import Schedule
 from terapipe.spec.costs import visited_costs
@@ -105,10 +105,9 @@ def check_memory(spec: "RunSpec") -> None:
 
 def check_link(spec: "RunSpec") -> None:
     """Links are links, between ranks that there are, and between all that send each other messages."""
+    check_links(spec.link, SpecError)
     if spec.link is None:
         return
-    if not are_links(spec.link):
-        raise SpecError(f"link={spec.link!r}: needs a Link, {{(source rank, target rank): Link}} or None.")
     pairs_given = [] if isinstance(spec.link, Link) else list(spec.link)
     unknown = [pair for pair in pairs_given if not all(0 <= rank < spec.n_ranks for rank in pair)]
     if unknown:

@@ -150,7 +150,7 @@ class RunSpec:
     @property
     def trains(self) -> bool:
         """Whether anything goes backward; a run of forwards alone evaluates: its losses are all it makes."""
-        return any(action.kind is not Kind.F for schedule in self.schedules for order in schedule.orders for action in order)
+        return any(schedule.kinds != {Kind.F} for schedule in self.schedules)
 
     @property
     def stage_costs(self) -> list[CostModel]:

@@ -1,6 +1,7 @@
 """The timings table that both back ends emit, and what it tells."""
 
 from terapipe.timeline.budget import BUDGET
+from terapipe.timeline.compute import check_contention
 from terapipe.timeline.inputs import input_ends
 from terapipe.timeline.match import match
 from terapipe.timeline.memory import MEMORY_COLUMNS
@@ -32,6 +33,7 @@ __all__ = [
     "SIMULATED_EXTRAPOLATED",
     "Step",
     "Timeline",
+    "check_contention",
     "input_ends",
     "match",
     "name_blockers",

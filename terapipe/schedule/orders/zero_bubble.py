@@ -14,36 +14,25 @@ from terapipe.schedule.orders.pipeline import Order, Pipeline, actions
 
 def seq1f1b_zb(pipeline: Pipeline) -> list[Order]:
     """seq1f1b's forwards and backwards; W runs r places behind I. Of whole microbatches it is zb-h1."""
-    return [list(_lag_weights(pipeline, rank)) for rank in range(pipeline.n_ranks)]
-
-
-def _lag_weights(pipeline: Pipeline, rank: int) -> Iterator[Action]:
-    forwards, inputs, weights = _streams(pipeline, rank)
-    n_warmup = count_warmup(pipeline, rank)
-    yield from forwards[:n_warmup]
-    for index, input_gradient in enumerate(inputs):
-        yield from forwards[n_warmup + index : n_warmup + index + 1]
-        yield input_gradient
-        if index >= rank:
-            yield weights[index - rank]
-    yield from weights[max(0, len(weights) - rank) :]
+    return [list(_lag_weights(pipeline, rank, count_warmup(pipeline, rank), rank)) for rank in range(pipeline.n_ranks)]
 
 
 def zb_h2(pipeline: Pipeline) -> list[Order]:
     """Twice the warm-up of zb-h1, so that a rank's own span has no gap at equal times; W runs 2r places behind I."""
-    return [list(_fill_span(pipeline, rank)) for rank in range(pipeline.n_ranks)]
+    n_ranks = pipeline.n_ranks
+    return [list(_lag_weights(pipeline, rank, 2 * (n_ranks - rank - 1), 2 * rank)) for rank in range(n_ranks)]
 
 
-def _fill_span(pipeline: Pipeline, rank: int) -> Iterator[Action]:
+def _lag_weights(pipeline: Pipeline, rank: int, n_warmup: int, lag: int) -> Iterator[Action]:
+    """`n_warmup` forwards; then F if any is left, I, and the W that is `lag` places behind; then the remaining W."""
     forwards, inputs, weights = _streams(pipeline, rank)
-    n_warmup = 2 * (pipeline.n_ranks - rank) - 1
     yield from forwards[:n_warmup]
     for index, input_gradient in enumerate(inputs):
-        yield input_gradient
-        if index >= 2 * rank:
-            yield weights[index - 2 * rank]
         yield from forwards[n_warmup + index : n_warmup + index + 1]
-    yield from weights[max(0, len(weights) - 2 * rank) :]
+        yield input_gradient
+        if index >= lag:
+            yield weights[index - lag]
+    yield from weights[max(0, len(weights) - lag) :]
 
 
 def _streams(pipeline: Pipeline, rank: int) -> tuple[Order, Order, Order]:
